@@ -150,7 +150,7 @@ fn all_are_right(source: Source) {
         .cpu_budget(0)
         .profiles_per_minute(1_000_000)
         .exporter(memory.clone());
-    builder.pace = Timing::FASTEST;
+    builder.timing = Timing::FASTEST;
     let layer = builder.build().unwrap();
     let handle = layer.handle();
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer));

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::keep::{OwnDispatch, Rules};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
-use crate::publish::Ending;
+use crate::publish::ShutdownResult;
 use crate::refresh::refresh_interest;
 use crate::sys;
 #[cfg(feature = "axum")]
@@ -41,7 +41,7 @@ pub(crate) struct Control {
     /// The process in which it was built.
     made_by: u32,
     /// For handles that outlive the layer. Empty if nothing was ever started.
-    pub(crate) ending: Arc<OnceLock<Arc<Ending>>>,
+    pub(crate) ending: Arc<OnceLock<Arc<ShutdownResult>>>,
     switch: Mutex<Switch>,
     /// Until there is an engine. Apart, since a start holds `switch`, and runs code of the program.
     early_warnings: Mutex<Vec<LogEvent>>,
@@ -60,9 +60,7 @@ struct Switch {
     builder: Option<Builder>,
     /// The rules in force. While profiling is disabled, those that will be.
     rules: Rules,
-    /// Why the engine could not be built.
     failed: Option<Error>,
-    /// Set by [`set_enabled`](Control::set_enabled).
     is_disabled: bool,
 }
 
@@ -159,7 +157,6 @@ impl Control {
         self.engine.get()
     }
 
-    /// The engine, if it has not ended.
     pub(crate) fn running(&self) -> Option<&Arc<Engine>> {
         self.engine.get().filter(|engine| engine.is_running())
     }

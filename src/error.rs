@@ -93,7 +93,6 @@ impl Error {
         Self(Problem::Thread(Arc::new(error)))
     }
 
-    /// The process can reserve less than that.
     pub(crate) fn no_memory(needed_mib: u64) -> Self {
         Self(Problem::NoMemory { needed_mib })
     }

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "axum")]
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,12 @@ use parking_lot::Mutex;
 use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
 use crate::engine::{
-    CancelProfile, Command, Engine, HeapRequest, LONGEST_ANSWER, NoAnswer, ProfileKind,
-    StartedProfile,
+    CancelProfile, Command, Engine, LONGEST_ANSWER, NoAnswer, ProfileKind, StartedProfile,
 };
 use crate::error::{Error, FlushError, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{Ending, OpenSpan, Question};
+use crate::publish::{OpenSpan, Reply, ShutdownResult};
 #[cfg(feature = "axum")]
 use crate::publish::{PublishState, RecentlyKept};
 #[cfg(feature = "metrics")]
@@ -31,7 +30,7 @@ use crate::sys::Uncounted;
 /// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
 /// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what such a layer still delivers.
 #[derive(Clone, Debug)]
-pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<Ending>>>);
+pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<ShutdownResult>>>);
 
 impl Handle {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
@@ -60,7 +59,7 @@ impl Handle {
     /// hold a lock that its answer needs. In async code call it from `spawn_blocking`. The same holds for the other methods
     /// that change the rules.
     ///
-    /// If a rule comes back, its rate limit and its count for `one_in` continue, and its percentile begins anew.
+    /// If a rule comes back, its rate limit continues, and its percentile begins anew.
     ///
     /// # Errors
     ///
@@ -114,7 +113,7 @@ impl Handle {
         self.heap_part(HeapPart::All).ok()
     }
 
-    /// What is in use now and was not at the last call of this that returned a profile, or when the layer was built: only
+    /// What is in use now and was not at the last call of this, or when the layer was built: only
     /// stacks with more bytes in use than then, by how much they grew. Memory that leaks is among the largest after some time.
     ///
     /// `None` as for [`heap_profile`](Self::heap_profile).
@@ -130,22 +129,17 @@ impl Handle {
         }
         let _uncounted = Uncounted::begin();
         let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
-        let is_taken: Arc<AtomicBool> = Arc::default();
-        let taken = Arc::clone(&is_taken);
-        let request = |reply| Command::Heap(HeapRequest { part, reply, is_taken: taken });
-        let profile = self.ask(request)?;
-        is_taken.store(true, Ordering::Relaxed);
-        Ok(profile)
+        self.ask(|reply| Command::Heap(part, reply))
     }
 
     /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
     /// it is blocked in, its stack, and the profiled spans that it is in. `println!("{dump}")` prints all of it;
     /// [`encode::pprof_of_threads`](crate::encode::pprof_of_threads) writes it for `go tool pprof`.
     ///
-    /// The threads are not stopped, and each is inspected at another moment, several times if it runs. One that still runs
-    /// has the stack of its newest sample, if it is in a span that is sampled, or none. The stack of a blocked one is
-    /// complete up to [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most two seconds of CPU time
-    /// and five seconds; threads that were not reached are counted. Reading symbols comes after that.
+    /// The threads are not stopped, and each is inspected at another moment. One that runs has the stack of its newest
+    /// sample, if it is in a span that is sampled, or none. The stack of a blocked one is complete up to
+    /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most five seconds; threads that were not
+    /// reached are counted. Reading symbols comes after that.
     ///
     /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
     /// own, such as one that waits for a signal.
@@ -161,7 +155,7 @@ impl Handle {
         self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
     }
 
-    fn ask<T>(&self, question: impl FnOnce(Question<T>) -> Command) -> Result<T, NoAnswer> {
+    fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
         self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
     }
 
@@ -329,13 +323,11 @@ impl Handle {
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }
 
-    /// The template of links to traces; empty if there is none.
     #[cfg(feature = "axum")]
     pub(crate) fn trace_url(&self) -> String {
         self.find().map_or_else(String::new, |control| control.trace_url.clone())
     }
 
-    /// What was kept recently, the newest first.
     #[cfg(feature = "axum")]
     pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
         self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
@@ -352,19 +344,16 @@ impl Handle {
         self.known(|engine| engine.publish.clone())
     }
 
-    /// The directory in which profiles can be found, if they are written to files.
     #[cfg(feature = "axum")]
     pub(crate) fn dir(&self) -> Option<PathBuf> {
         self.0.upgrade()?.dir.clone()
     }
 
-    /// Whether the layer still exists, even if it is off.
     #[cfg(feature = "metrics")]
     pub(crate) fn has_layer(&self) -> bool {
         self.0.strong_count() > 0
     }
 
-    /// Calls `read` with the reference spans, if the layer runs.
     #[cfg(feature = "metrics")]
     pub(crate) fn with_references<T>(&self, read: impl FnOnce(&References) -> T) -> Option<T> {
         self.running(|engine| read(&engine.publish.references))

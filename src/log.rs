@@ -47,7 +47,6 @@ kinds! {
     }
     load {
         Throttled = "throttled",
-        Paused = "paused",
     }
     stacks {
         StacksCut = "cut",

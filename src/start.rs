@@ -18,8 +18,8 @@ use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission, SpanNames};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
-use crate::publish::{Ending, PublishSettings, PublishState, PublisherParts, Reporter};
-use crate::references::{ReferenceSettings, References};
+use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter, ShutdownResult};
+use crate::references::References;
 use crate::sampler::Sampler;
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::{Spans, spawn_ignored};
@@ -28,10 +28,8 @@ use crate::sys::{Poller, Uncounted};
 use crate::threads::{ThreadSettings, Threads};
 use crate::watch::Watchdog;
 
-/// Limits on memory, CPU time and sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// What the layer may take, in bytes.
     pub(crate) memory: usize,
     pub(crate) samples_per_profile: usize,
     pub(crate) pending_spans: usize,
@@ -40,7 +38,6 @@ pub(crate) struct Limits {
     pub(crate) allocations: AllocationSettings,
 }
 
-/// Everything that a layer is made of.
 pub(crate) struct Parts {
     pub(crate) spans: Spans,
     pub(crate) callsites: Callsites,
@@ -54,11 +51,10 @@ pub(crate) struct Parts {
     pub(crate) unreached: Arc<UnreachedSpans>,
     pub(crate) continuous: ContinuousSettings,
     pub(crate) publishing: PublishSettings,
-    /// What is wrong with the settings.
     pub(crate) warnings: Vec<LogEvent>,
     pub(crate) otel: OtelSettings,
     pub(crate) names: SpanNames,
-    pub(crate) references: ReferenceSettings,
+    pub(crate) references: References,
 }
 
 /// How long the collector's thread may take to begin on a busy machine.
@@ -110,14 +106,14 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let has_callback = publishing.on_kept.is_some();
     let dispatch = Arc::clone(&names.dispatch);
     let reporter = Arc::new(Reporter::new(Arc::clone(&parts.counters), dispatch, has_callback));
-    let (ending, delivers) = Ending::new(Arc::downgrade(&reporter));
+    let (ending, delivers) = ShutdownResult::new(Arc::downgrade(&reporter));
     let to_publish = PublishState {
         counters: Arc::clone(&parts.counters),
         health: Arc::clone(&admission.health),
         ending: Arc::new(ending),
         reporter,
         redaction: Arc::clone(&names.redaction),
-        references: Arc::new(References::new(parts.references, Arc::clone(&parts.counters))),
+        references: Arc::new(parts.references),
     };
     let engine = Arc::new(Engine {
         spans,
@@ -152,7 +148,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         threads: Threads::new(threads),
         watchdog: Watchdog::new(),
         output: ProfileOutput::new(jobs, memory / 2, samples_per_profile),
-        logged: Logged::new(threads.pace.first_look),
+        logged: Logged::new(threads.timing.first_look),
         process: ProcessProfiler::default(),
         continuous: ContinuousProfiler::new(continuous.interval),
     };

@@ -431,9 +431,6 @@ counters! {
 
     /// Sampled threads, and why others are not sampled.
     threads: ThreadStats as ThreadCounters {
-        /// Times that a thread in an old span was not attached because the load was above
-        /// [`Builder::pause_above_cpu`](crate::Builder::pause_above_cpu).
-        paused,
         /// Times that attaching a thread in an old span was deferred: attaching may use 50 ms at once and
         /// 2 % of a core after that, and for a profile of the process 200 ms at once and 10 %.
         attach_deferred,

@@ -491,39 +491,6 @@ fn threads_are_armed_and_disarmed_repeatedly() {
     }
 }
 
-/// Applies to spans that are sampled from their beginning or later.
-#[test]
-fn no_thread_is_sampled_above_the_load_limit() {
-    for source in sources() {
-        let setup = Setup::of_rules("always", |builder| {
-            builder.source(source).sampling_delay(AGE).pause_above_memory(1)
-        });
-        setup.run(|| {
-            for keeps in [false, true] {
-                let shed = setup.handle.stats().threads.paused;
-                info_span!("kept").in_scope(|| {
-                    assert!(!keeps || setup.handle.keep_current());
-                    until(|| burn(MS) > 0 && setup.handle.stats().threads.paused > shed);
-                    assert!(!is_sampled(&setup), "{source:?}");
-                });
-                // The collector checks the thread outside the span.
-                setup.flush();
-            }
-        });
-        assert_eq!(setup.kept().len(), 2, "{source:?}");
-        assert!(
-            setup.profiles().is_empty() && account(&setup, "kept").on_cpu().ns() > 0,
-            "{source:?}"
-        );
-        // Limits that are never reached.
-        let setup = Setup::of_rules("always", |builder| {
-            builder.source(source).pause_above_memory(u64::MAX).pause_above_cpu(100)
-        });
-        setup.run(|| info_span!("kept").in_scope(|| assert!(is_sampled(&setup), "{source:?}")));
-        assert_eq!(setup.handle.stats().threads.paused, 0, "{source:?}");
-    }
-}
-
 /// A perf event makes each context switch more expensive, and a timer does not. The thread is sampled either way.
 #[test]
 fn a_thread_with_many_context_switches_is_sampled_by_a_timer() {

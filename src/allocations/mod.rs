@@ -15,10 +15,8 @@ use crate::sys::{self, SampledAllocation, Waker};
 
 /// Threads take fewer samples when about this many are waiting.
 const MANY_SAMPLES: usize = 256;
-/// The memory for their stacks.
 const MOST_BYTES: usize = 8 << 20;
 
-/// The state of a layer that the allocator uses.
 #[derive(Debug)]
 pub(crate) struct LayerAllocations {
     spans: Arc<Spans>,
@@ -28,12 +26,10 @@ pub(crate) struct LayerAllocations {
     settings: AllocationSettings,
 }
 
-/// What is sampled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocationSettings {
     /// Between two samples in the mean; 0 for none.
     pub(crate) sample_bytes: u64,
-    /// How much of a stack is copied.
     pub(crate) stack_bytes: usize,
     /// Tracks the live heap.
     pub(crate) tracks_heap: bool,
@@ -179,7 +175,6 @@ impl LayerAllocations {
         self.settings.tracks_heap && self.settings.sample_bytes > 0 && sys::can_sample()
     }
 
-    /// Whether it tracks the live heap.
     pub(crate) fn tracks_heap(&self) -> bool {
         HEAP_LAYER.load(Ordering::SeqCst) == self.spans.layer()
     }

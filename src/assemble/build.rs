@@ -27,13 +27,11 @@ pub(crate) struct ProfileInputs<'a> {
     pub(crate) period_ns: u64,
 }
 
-/// Builds the profile of a group.
 pub(crate) struct ProfileAssembler<'a> {
     pub(crate) inputs: ProfileInputs<'a>,
     /// Waits and awaits that have not ended, each with its span.
     pub(crate) unfinished: Vec<(SpanKey, NewSample<'a>)>,
     pub(crate) most_samples: usize,
-    /// The limit for the profile's memory.
     pub(crate) most_bytes: usize,
     /// Whether on-CPU time without samples is kernel time.
     pub(crate) hides_kernel: bool,
@@ -43,7 +41,6 @@ pub(crate) struct ProfileAssembler<'a> {
 pub(crate) struct BuiltProfile {
     pub(crate) profile: Profile,
     pub(crate) modules: HashMap<MappingId, Arc<Module>>,
-    /// The spans whose samples it contains.
     pub(crate) spans: Vec<SpanKey>,
     /// Samples that were merged into others here.
     pub(crate) downsampled: u64,
@@ -53,7 +50,6 @@ pub(crate) struct BuiltProfile {
 /// The thread and the span of a stack.
 type StackOwner = (Option<OsThread>, Option<Link>);
 
-/// How many kept spans a profile lists.
 const MOST_LISTED: usize = 64;
 
 impl<'a> ProfileInputs<'a> {

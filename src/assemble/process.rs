@@ -104,7 +104,6 @@ impl ProfileInputs<'_> {
     }
 }
 
-/// What a stack has allocated, by kind.
 fn amounts(total: Total) -> [(SampleKind, u64); 2] {
     [(SampleKind::AllocatedBytes, total.weight), (SampleKind::Allocations, total.count)]
 }

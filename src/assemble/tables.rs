@@ -24,7 +24,6 @@ const SPANS_INSIDE: &str = "[in spans inside, too many to tell apart]";
 /// The maximum depth of nested spans in a profile.
 const DEEPEST: usize = 128;
 
-/// The tables of the profile, with the lookups from collector ids.
 pub(crate) struct Tables<'a> {
     pub(crate) profile: Profile,
     pub(crate) modules: HashMap<MappingId, Arc<Module>>,
@@ -379,7 +378,6 @@ impl<'a> Tables<'a> {
         Some(mapping)
     }
 
-    /// The link of a span.
     fn new_link(&mut self, span: SpanKey, parent: Option<LinkId>) -> Option<Link> {
         let pending = self.builder.pending.get(span)?;
         let known = pending.known?;

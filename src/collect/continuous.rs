@@ -18,12 +18,10 @@ use crate::stats::Counters;
 use crate::threads::Threads;
 use crate::unwind::Module;
 
-/// The continuous profile of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContinuousSettings {
     /// Samples per second of CPU time; 0 for none.
     pub(crate) rate: u32,
-    /// The time that each profile covers.
     pub(crate) interval: Duration,
 }
 
@@ -50,13 +48,11 @@ pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>)
 
 /// Makes a profile of the process after each interval, while that is wanted.
 pub(crate) struct ContinuousProfiler {
-    /// What each covers.
     interval: Duration,
     /// The present profile, and its samples per second of CPU time.
     window: Option<(ProfileWindow, u32)>,
     /// What the stacks of the heap have allocated until the present window.
     allocated: HashMap<StoredStack, Total>,
-    /// What the log is to say.
     pub(super) event: Option<LogEvent>,
 }
 
@@ -65,7 +61,6 @@ impl ContinuousProfiler {
         Self { interval, window: None, allocated: HashMap::new(), event: None }
     }
 
-    /// How long until the present profile is complete.
     pub(super) fn until_end(&self) -> Option<Duration> {
         self.window.as_ref().map(|(window, _)| window.until_end())
     }

@@ -9,14 +9,13 @@ use crossbeam::channel::Sender;
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::budget::passed;
-use crate::engine::HeapRequest;
 use crate::facts::Throttled;
 use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{MappingId, Profile, ProfileId};
-use crate::publish::{Asked, Job, MemoryBudget};
-use crate::references::{ClosedReference, MOST_PROFILE_BYTES};
+use crate::publish::{Asked, Job, MemoryBudget, Reply};
+use crate::references::{ClosedReference, MAX_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
 use crate::sinks::{HeapPart, Sinks};
@@ -25,7 +24,6 @@ use crate::sys;
 use crate::text::escaped;
 use crate::unwind::Module;
 
-/// Where profiles go, and their limits.
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.
@@ -66,12 +64,11 @@ impl ProfileOutput {
         &self,
         callsites: &Callsites,
         intake: &mut Intake,
-        request: HeapRequest,
+        (part, reply): (HeapPart, Reply<Profile>),
     ) {
-        let HeapRequest { part, reply, is_taken } = request;
         let Sinks { store, heap, .. } = &mut intake.sinks;
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
-        let weights = heap.weights(part, &is_taken).into_iter();
+        let weights = heap.weights(part).into_iter();
         let weights =
             weights.map(|(stack, weights)| (heap.stacks().frames(stack), (None, None), weights));
         let inputs = ProfileInputs::new(callsites, store, &intake.reader.unwinder);
@@ -83,7 +80,6 @@ impl ProfileOutput {
             HeapPart::All => "What is in use, and all that was allocated".to_owned(),
             HeapPart::Growth => "What has grown since the last request".to_owned(),
         };
-        // If the caller no longer waits, the next request for growth covers this one.
         let asked = Asked::Profile(reply);
         self.send(Job::Reply { profile: Box::new(profile), modules, asked });
     }
@@ -147,7 +143,6 @@ impl Collector {
         });
     }
 
-    /// Sets what was counted of the spans inside kept ones.
     fn set_children(&self, kept: &mut [KeptSpan]) {
         let (engine, store) = (&self.engine, &self.intake.sinks.store);
         for span in kept {
@@ -163,7 +158,7 @@ impl Collector {
         let began_ns = sys::thread_cpu_ns();
         let mut group = ProfileGroup::of_reference(reference.span);
         self.set_children(&mut group.kept);
-        let (built, _) = self.assemble(ProfileId::NONE, &mut group, MOST_PROFILE_BYTES);
+        let (built, _) = self.assemble(ProfileId::NONE, &mut group, MAX_PROFILE_BYTES);
         let Some(span) = group.kept.pop() else { return };
         let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {

@@ -14,7 +14,6 @@ const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Logged {
     forbidden_calls: ForbiddenCalls,
-    /// What is logged once, and was.
     said: Vec<LogKind>,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
@@ -23,7 +22,6 @@ pub(crate) struct Logged {
     unreported_since: Option<Instant>,
     /// How long after a subscriber is first seen to check whether any span was created.
     look_after: Option<Duration>,
-    /// When to check that.
     first_look: Option<Instant>,
 }
 
@@ -181,7 +179,7 @@ mod tests {
     fn that_there_was_no_span_is_in_the_log() {
         let lines = Lines::default();
         let mut builder = ProfilingLayer::builder();
-        builder.pace = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
+        builder.timing = Timing { first_look: Duration::from_secs(1), ..Timing::USUAL };
         let layer = builder.build().unwrap();
         let dispatch =
             Dispatch::new(tracing_subscriber::registry().with(lines.clone()).with(layer));

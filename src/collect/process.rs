@@ -35,14 +35,12 @@ impl ProfileWindow {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// The CPU time that the process has used since.
     pub(super) fn used_cpu_ns(&self) -> Option<u64> {
         let cpu_ns = sys::process_cpu_ns().zip(self.began_cpu_ns);
         cpu_ns.map(|(now_ns, before_ns)| now_ns.saturating_sub(before_ns))
     }
 }
 
-/// A profile of the process that is being made.
 pub(crate) struct RunningProfile {
     request: ProcessRequest,
     window: ProfileWindow,
@@ -52,7 +50,6 @@ pub(crate) struct RunningProfile {
     wall: Option<WallScanner>,
 }
 
-/// Makes profiles of the process, one at a time.
 #[derive(Default)]
 pub(crate) struct ProcessProfiler {
     running: Option<RunningProfile>,
@@ -100,7 +97,6 @@ impl RunningProfile {
 }
 
 impl ProcessProfiler {
-    /// When the present profile ends.
     #[cfg(test)]
     pub(crate) fn until(&self) -> Option<Instant> {
         self.running.as_ref().map(|running| running.window.until)
@@ -179,13 +175,11 @@ pub(super) fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) 
     roots.into_values().collect()
 }
 
-/// Notes the fields of local roots that are still open.
 pub(super) fn note_open_roots(engine: &Engine, samples: &mut ProcessSamples) {
     let open: Vec<_> = samples.open_roots().collect();
     note_fields(engine, samples, &open);
 }
 
-/// Notes the fields of those local roots that are open.
 fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]) {
     for known in roots.iter().filter(|known| engine.spans.is_open(known.id, known.root)) {
         samples.set_fields(known.root, engine.names.values_of(known.id).into_vec());

@@ -12,12 +12,13 @@ use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::ProcessProfiler;
-use crate::engine::{Command, Engine, HeapRequest, ProcessRequest};
+use crate::engine::{Command, Engine, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::ThreadDump;
-use crate::publish::{FlushRequest, Job, LastDelivery, OpenSpan, Question};
+use crate::profile::{Profile, ThreadDump};
+use crate::publish::{FlushRequest, Job, OpenSpan, Reply, ShutdownDeadline};
+use crate::sinks::HeapPart;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -27,7 +28,6 @@ use crate::watch::{ThreadScan, Watchdog, list_open};
 /// How long a kept span waits for its root to close, and for other spans of its tree to be kept.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The collector's state.
 pub(crate) struct Collector {
     pub(crate) engine: Arc<Engine>,
     pub(crate) poller: Poller,
@@ -41,17 +41,16 @@ pub(crate) struct Collector {
     pub(crate) continuous: ContinuousProfiler,
 }
 
-/// The commands that a round has received.
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    open_spans: Vec<(Duration, Question<Vec<OpenSpan>>)>,
-    heaps: Vec<HeapRequest>,
-    dumps: Vec<Question<Option<ThreadDump>>>,
+    open_spans: Vec<(Duration, Reply<Vec<OpenSpan>>)>,
+    heaps: Vec<(HeapPart, Reply<Profile>)>,
+    dumps: Vec<Reply<Option<ThreadDump>>>,
     process: Option<ProcessRequest>,
     everything: bool,
-    end: Option<LastDelivery>,
+    end: Option<ShutdownDeadline>,
 }
 
 impl Collector {
@@ -60,7 +59,6 @@ impl Collector {
         let run = || {
             _ = self.intake.own_cpu.lap();
             self.intake.source.keep_on();
-            self.threads.check_load(&self.intake, Instant::now());
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
             self.watchdog.begin(self.intake.now_ns());
             self.log_findings();
@@ -94,11 +92,11 @@ impl Collector {
             (false, false) => None,
         };
         self.log(why.map(|(kind, message)| LogEvent::error(kind, message)));
-        self.output.send(Job::Stop(at_end.unwrap_or(LastDelivery::FAILED)));
+        self.output.send(Job::Stop(at_end.unwrap_or(ShutdownDeadline::FAILED)));
     }
 
     /// Sleeps until there is work, and does it. Returns at the end how it is to end.
-    fn step(&mut self) -> Option<LastDelivery> {
+    fn step(&mut self) -> Option<ShutdownDeadline> {
         let sleep = self.sleep();
         let start = Instant::now();
         loop {
@@ -135,7 +133,7 @@ impl Collector {
     }
 
     /// Runs rounds until there is no more work. Returns at the end how it is to end.
-    pub(crate) fn do_rounds(&mut self) -> Option<LastDelivery> {
+    pub(crate) fn do_rounds(&mut self) -> Option<ShutdownDeadline> {
         let (mut dumps, mut scan) = (VecDeque::new(), None);
         loop {
             let (asked, again) = self.do_round();
@@ -164,7 +162,7 @@ impl Collector {
             if let Some(end) = asked.end {
                 // Those who wait for a flush then wait for the end.
                 let flushes = asked.acknowledge.iter().map(|waiting| Some(waiting.deadline));
-                return Some(flushes.map(LastDelivery::until).fold(end, LastDelivery::or));
+                return Some(flushes.map(ShutdownDeadline::until).fold(end, ShutdownDeadline::or));
             }
             asked.acknowledge.into_iter().for_each(|waiting| output.send(Job::Done(waiting)));
             if !again && !must_observe && scan.is_none() && dumps.is_empty() {
@@ -210,7 +208,6 @@ impl Collector {
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
         closed.extend(self.intake.register_spans());
-        self.watchdog.check_replaced(&self.engine);
         self.engine.update_counting();
         let groups = self.end_groups(&closed, asked.everything);
         // A kept span is compared before it is a reference itself.
@@ -294,7 +291,7 @@ impl Collector {
                 Command::FindOpen { older_than, reply } => {
                     asked.open_spans.push((older_than, reply))
                 }
-                Command::Heap(request) => asked.heaps.push(request),
+                Command::Heap(part, reply) => asked.heaps.push((part, reply)),
                 Command::DumpThreads(reply) => asked.dumps.push(reply),
                 // A caller asks for one at a time, unless it has given up waiting for the one before.
                 Command::ProfileProcess(request) => asked.process = Some(request),
@@ -306,7 +303,7 @@ impl Collector {
                     asked.everything = true;
                     // A profile that is promised from here on could not be made.
                     self.engine.admission.is_over.store(true, Ordering::Relaxed);
-                    let last = LastDelivery::until(deadline);
+                    let last = ShutdownDeadline::until(deadline);
                     asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
             }
@@ -327,7 +324,6 @@ impl Collector {
         roots.filter_map(|root| admission.end_group(root)).collect()
     }
 
-    /// Makes snapshots of the open spans that must be kept.
     fn check_open_spans(&mut self) {
         let Self { engine, intake, threads, watchdog, .. } = self;
         if !watchdog.check_open_spans(engine, intake, threads) {

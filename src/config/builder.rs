@@ -16,7 +16,7 @@ use crate::redact::Redaction;
 use crate::references::{ALL_CPU, ReferenceLimits};
 use crate::sampler::{Periods, Source, SourceSettings};
 use crate::sys::MOST_STACK_COPIED;
-use crate::threads::{LoadLimits, Timing};
+use crate::threads::Timing;
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
 ///
@@ -53,9 +53,8 @@ pub struct Builder {
     pub(super) alloc_sample_interval: u32,
     pub(super) heap: bool,
     pub(super) cpu_percent: Option<u32>,
-    pub(super) shed: LoadLimits,
     pub(super) references: ReferenceLimits,
-    pub(crate) pace: Timing,
+    pub(crate) timing: Timing,
     pub(super) on_kept: Option<OnKept>,
     pub(super) otel: OtelSettings,
     pub(super) shown_fields: ShownFields,
@@ -71,11 +70,9 @@ pub struct Builder {
     pub(super) endpoint: Option<&'static str>,
 }
 
-/// What is sampled, and from when on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SamplingSettings {
     pub(super) threads: SourceSettings,
-    /// Whether to capture waits.
     pub(super) waits: bool,
     /// For how long a span must be entered before its threads are sampled; `None` if its rule decides.
     pub(super) sampling_delay: Option<Duration>,
@@ -85,7 +82,6 @@ pub(super) struct SamplingSettings {
 /// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MOST_STACK_COPIED;
-/// In hertz.
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
@@ -121,9 +117,8 @@ impl Builder {
             samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
             memory: DEFAULT_MEMORY,
             cpu_percent: None,
-            shed: LoadLimits::default(),
             references: ReferenceLimits::default(),
-            pace: Timing::USUAL,
+            timing: Timing::USUAL,
             on_kept: None,
             otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),
@@ -252,26 +247,6 @@ impl Builder {
             (0, _) | (_, 0) => ReferenceLimits::NONE,
             _ => ReferenceLimits { one_in, cpu_thousandths },
         };
-        self
-    }
-
-    /// Stops sampling further threads while the CPUs of the host, or those that the process's control group may use,
-    /// were more than `percent` busy in the last second. Spans that are kept in the meantime have times but no samples;
-    /// [`ThreadStats::paused`](crate::ThreadStats::paused) counts them and a log line reports them. There is no limit
-    /// by default. Threads that are already sampled stay so. On systems other than Linux, the load is unknown and the
-    /// limit has no effect.
-    #[must_use]
-    pub fn pause_above_cpu(mut self, percent: u32) -> Self {
-        self.shed.cpu_percent = Some(percent);
-        self
-    }
-
-    /// Stops sampling further threads, as [`pause_above_cpu`](Self::pause_above_cpu) does, while more than `bytes` of
-    /// memory are in use: by the process's control group (version 2, `memory.current`), or on the host (`MemTotal` less
-    /// `MemAvailable`) if there is none.
-    #[must_use]
-    pub fn pause_above_memory(mut self, bytes: u64) -> Self {
-        self.shed.memory_bytes = Some(bytes);
         self
     }
 
@@ -495,7 +470,6 @@ impl std::fmt::Debug for Builder {
             .field("alloc_sample_interval", &self.alloc_sample_interval)
             .field("heap", &self.heap)
             .field("cpu_percent", &self.cpu_percent)
-            .field("shed", &self.shed)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("shown_fields", &self.shown_fields)
             .field("otel", &self.otel)

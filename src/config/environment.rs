@@ -86,11 +86,6 @@ const SETTINGS: &[Setting] = &[
     setting!("_STACK_BYTES", "bytes, from 1024 to 65448", |builder, text| {
         builder.stack_bytes(within(text, STACK_BYTES)?)
     }),
-    setting!("_PAUSE", "limits as cpu>90%|memory>2GB", |builder, text| {
-        let (cpu, memory) = pause_limits(text)?;
-        let builder = cpu.into_iter().fold(builder, Builder::pause_above_cpu);
-        memory.into_iter().fold(builder, Builder::pause_above_memory)
-    }),
     setting!("_CPU_BUDGET", "percent of a core, from 0 to 10000", |builder, text| {
         builder.cpu_budget(within(text, 0..=10_000)?)
     }),
@@ -288,7 +283,6 @@ fn names_of_process() -> impl Iterator<Item = String> {
     env::vars_os().filter_map(|(name, _)| name.into_string().ok())
 }
 
-/// The value, unless it is empty.
 fn text_of(
     name: &'static str,
     value: Result<Option<String>, String>,
@@ -303,7 +297,6 @@ fn rules_in(text: &str) -> Result<Rules, Error> {
     Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
-/// Parses names of formats, separated by commas.
 fn formats(text: &str) -> Option<Vec<Format>> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let formats: Option<Vec<_>> = names.map(|name| name.parse().ok()).collect();
@@ -348,7 +341,7 @@ fn reference_limits(text: &str) -> Option<(u32, f64)> {
     let [one_in, cpu] = match is_on(text) {
         Some(true) => [None; 2],
         Some(false) => return Some((0, 0.0)),
-        None => limits(text, '=', ["one_in", "cpu"])?,
+        None => limits(text, ["one_in", "cpu"])?,
     };
     let one_in = one_in.map_or(Some(16), |text| within(text, 1..=1_000_000))?;
     let cpu =
@@ -356,19 +349,11 @@ fn reference_limits(text: &str) -> Option<(u32, f64)> {
     Some((one_in, cpu))
 }
 
-/// Parses limits such as `cpu>90%|memory>2GB`.
-fn pause_limits(text: &str) -> Option<(Option<u32>, Option<u64>)> {
-    let [cpu, memory] = limits(text, '>', ["cpu", "memory"])?;
-    let cpu = cpu.map(|text| Some(percent(text)?).filter(|it| (1..=100).contains(it)));
-    let memory = memory.map(bytes);
-    (cpu != Some(None) && memory != Some(None)).then_some((cpu.flatten(), memory.flatten()))
-}
-
 /// The limits of those names; each may occur at most once.
-fn limits<'a>(text: &'a str, sign: char, names: [&str; 2]) -> Option<[Option<&'a str>; 2]> {
+fn limits<'a>(text: &'a str, names: [&str; 2]) -> Option<[Option<&'a str>; 2]> {
     let mut limits = [None; 2];
     for limit in text.split('|') {
-        let (name, limit) = limit.split_once(sign)?;
+        let (name, limit) = limit.split_once('=')?;
         let mut places = names.iter().zip(&mut limits);
         let (_, place) = places.find(|(known, _)| **known == name.trim())?;
         if place.replace(limit.trim()).is_some() {
@@ -378,7 +363,7 @@ fn limits<'a>(text: &'a str, sign: char, names: [&str; 2]) -> Option<[Option<&'a
     Some(limits)
 }
 
-fn percent<T: FromStr>(text: &str) -> Option<T> {
+fn percent(text: &str) -> Option<f64> {
     text.strip_suffix('%')?.trim_end().parse().ok()
 }
 
@@ -427,7 +412,7 @@ mod tests {
             "{second}"
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
-            _PAUSE, _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
+            _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
             _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP, _TRACES"), "{second}");
     }
 
@@ -453,7 +438,6 @@ mod tests {
             ("TRACING_PROFILING_RATE", "99"),
             ("TRACING_PROFILING_STACK_BYTES", " 8192 "),
             ("TRACING_PROFILING_CPU_BUDGET", "5"),
-            ("TRACING_PROFILING_PAUSE", "cpu>90% | memory > 2GiB"),
             ("TRACING_PROFILING_MEMORY", "64 MiB"),
             ("TRACING_PROFILING_SPAN_FIELDS", "http.route, tenant,"),
             ("TRACING_PROFILING_REDACT", r"acme_\w+; ^GET (.*)"),
@@ -474,8 +458,6 @@ mod tests {
             .rate(99)
             .stack_bytes(8192)
             .cpu_budget(5)
-            .pause_above_cpu(90)
-            .pause_above_memory(2 << 30)
             .memory(64 << 20)
             .span_fields(["http.route", "tenant"])
             .redact(redaction)
@@ -667,24 +649,6 @@ mod tests {
     }
 
     #[test]
-    fn pause_limits_accept_several_units() {
-        let pause = |text| {
-            let builder = read(&[("TRACING_PROFILING_PAUSE", text)]);
-            format!("{:?}", builder.unwrap())
-        };
-        let memory = |bytes| format!("{:?}", Builder::new().pause_above_memory(bytes));
-        for (text, bytes) in [
-            ("memory>500", 500),
-            (" memory > 2 GB ", 2_000_000_000),
-            ("memory>3MiB", 3 << 20),
-            ("memory>4kB", 4_000),
-        ] {
-            assert_eq!(pause(text), memory(bytes), "{text}");
-        }
-        assert_eq!(pause("cpu>5 %"), format!("{:?}", Builder::new().pause_above_cpu(5)));
-    }
-
-    #[test]
     fn malformed_values_are_reported_with_their_variable() {
         let error = read(&[("TRACING_PROFILING_RATE", "often")]).unwrap_err();
         assert_eq!(
@@ -703,17 +667,6 @@ mod tests {
             ("RATE", "10001"),
             ("STACK_BYTES", "1"),
             ("CPU_BUDGET", "-1"),
-            ("PAUSE", "cpu>90"),
-            ("PAUSE", "cpu>0%"),
-            ("PAUSE", "cpu>101%"),
-            ("PAUSE", "cpu=90%"),
-            ("PAUSE", "memory>2TB"),
-            ("PAUSE", "memory>99999999999GB"),
-            ("PAUSE", "memory>-1GB"),
-            ("PAUSE", "cpu>90%|cpu>80%"),
-            ("PAUSE", "swap>1GB"),
-            ("PAUSE", "cpu>90%|"),
-            ("PAUSE", "90%"),
             ("MEMORY", "much"),
             ("MEMORY", "-1"),
             ("FORMATS", "pdf"),

@@ -1,6 +1,5 @@
 //! The links in reports.
 
-/// What the values must be, for errors.
 pub(super) const A_TRACE_URL: &str = "a URL as https://tempo.internal/trace/{trace_id}";
 pub(super) const A_SOURCE_URL: &str = "a URL as vscode://file/{file}:{line}, which runs no script";
 

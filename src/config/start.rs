@@ -19,7 +19,7 @@ use crate::keep::{
 use crate::log::{LogEvent, LogKind};
 use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, waiting_profiles};
-use crate::references::ReferenceSettings;
+use crate::references::References;
 use crate::sampler::Sampler;
 use crate::span::Spans;
 use crate::start::{self, Limits, Parts};
@@ -28,15 +28,14 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
-/// Percent of one core.
 const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
-const LEAST_MIB: u64 = 14;
+const MIN_MIB: u64 = 14;
 /// The innermost ones, if there are more.
 const FRAMES_PER_STACK: usize = 1_024;
 const RING_BYTES: usize = 256 * 1024;
 /// With samples, without local roots.
-const MOST_PENDING_SPANS: usize = 16_384;
+const MAX_PENDING_SPANS: usize = 16_384;
 /// How many times that memory the mapped symbols may take. The line tables of a large service take a tenth of the default
 /// of 512 MiB; its full debug information can be larger.
 const SYMBOL_TIMES: u64 = 4;
@@ -50,8 +49,8 @@ pub(crate) fn start(
 ) -> Result<Arc<Engine>, Error> {
     // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
     // system does not report how much is left.
-    if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
-        return Err(Error::no_memory(LEAST_MIB));
+    if sys::address_space_left().is_some_and(|left| (1..MIN_MIB << 20).contains(&left)) {
+        return Err(Error::no_memory(MIN_MIB));
     }
     // Before the first of the calls that a filter may forbid.
     sys::read_filters();
@@ -124,6 +123,7 @@ pub(crate) fn start(
     };
     let stack_bytes = builder.source.threads.stack_bytes as usize;
     let redaction = Arc::new(builder.redaction.and(builder.env_redaction));
+    let references = References::new(builder.references, context, Arc::clone(&counters));
     start::start(Parts {
         spans,
         callsites,
@@ -134,10 +134,9 @@ pub(crate) fn start(
         limits: Limits {
             memory: builder.memory,
             samples_per_profile: builder.samples_per_profile,
-            pending_spans: MOST_PENDING_SPANS,
+            pending_spans: MAX_PENDING_SPANS,
             threads: ThreadSettings {
-                pace: builder.pace,
-                shed: builder.shed,
+                timing: builder.timing,
                 cpu_percent,
                 waits: builder.source.waits,
             },
@@ -168,6 +167,6 @@ pub(crate) fn start(
         warnings,
         otel: builder.otel,
         names: SpanNames::new(dispatch, redaction),
-        references: ReferenceSettings { limits: builder.references, context },
+        references,
     })
 }

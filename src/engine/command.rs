@@ -12,12 +12,11 @@ use super::process::{
 };
 use crate::error::{FlushError, FlushStage, ProfileError};
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, Question, Questions};
+use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, PendingReplies, Reply};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
 use crate::sys::{self, Uncounted};
 
-/// A message to the collector.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Export everything that has been kept so far, then acknowledge.
@@ -25,22 +24,22 @@ pub(crate) enum Command {
     /// Export everything that has been kept so far until then, and stop.
     Shutdown(Option<Instant>),
     /// List the spans that have been open for longer than `older_than`.
-    FindOpen { older_than: Duration, reply: Question<Vec<OpenSpan>> },
+    FindOpen {
+        older_than: Duration,
+        reply: Reply<Vec<OpenSpan>>,
+    },
     /// Make the profile of the live heap.
-    Heap(HeapRequest),
+    Heap(HeapPart, Reply<Profile>),
     /// Find out where all threads of the process are. The answer is `None` if they cannot be listed.
-    DumpThreads(Question<Option<ThreadDump>>),
-    /// Make a profile of the process.
+    DumpThreads(Reply<Option<ThreadDump>>),
     ProfileProcess(ProcessRequest),
 }
 
-/// Why a caller gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
     /// The layer does not run.
     Off,
     HeapNotTracked,
-    /// The system does not list the threads of the process.
     NotListed,
     /// The layer's threads did not answer in time.
     Late,
@@ -51,39 +50,26 @@ pub(crate) const LONGEST_ANSWER: Duration = Duration::from_secs(30);
 
 const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
 
-/// A request for the profile of the live heap.
-#[derive(Debug)]
-pub(crate) struct HeapRequest {
-    pub(crate) part: HeapPart,
-    pub(crate) reply: Question<Profile>,
-    /// Whether the caller has the answer. Set by the caller, whose next request may come right after that.
-    pub(crate) is_taken: Arc<AtomicBool>,
-}
-
-/// What callers ask the collector.
 #[derive(Debug)]
 pub(crate) struct Commands {
     pub(crate) to_collector: Sender<Command>,
     /// Of callers that wait.
-    pub(crate) questions: Questions,
+    pub(crate) questions: PendingReplies,
     pub(crate) process: ProcessRequests,
     /// Of those that wait for a flush. Apart, since an exporter that blocks leaves them without an answer.
-    flushes: Questions,
+    flushes: PendingReplies,
 }
 
 impl Commands {
     pub(crate) fn new(to_collector: Sender<Command>) -> Self {
-        let (questions, flushes) = (Questions::default(), Questions::default());
+        let (questions, flushes) = (PendingReplies::default(), PendingReplies::default());
         Self { to_collector, questions, process: ProcessRequests::default(), flushes }
     }
 }
 
 impl Engine {
     /// Asks the collector, and waits for the answer.
-    pub(crate) fn ask<T>(
-        &self,
-        question: impl FnOnce(Question<T>) -> Command,
-    ) -> Result<T, NoAnswer> {
+    pub(crate) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
         let _uncounted = Uncounted::begin();
         let (reply, wait) = self.commands.questions.ask().ok_or(NoAnswer::Late)?;
         // A question that cannot be sent is dropped, which ends the wait.
@@ -131,7 +117,6 @@ impl Engine {
         self.send(Command::Shutdown(None));
     }
 
-    /// Begins to sample or to observe all threads of the process.
     pub(crate) fn begin_profile(
         &self,
         kind: ProfileKind,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::field::Visit;
 
-pub(crate) use command::{Command, Commands, HeapRequest, LONGEST_ANSWER, NoAnswer};
+pub(crate) use command::{Command, Commands, LONGEST_ANSWER, NoAnswer};
 pub(crate) use gate::Gate;
 pub use process::ProfileKind;
 pub(crate) use process::{CancelProfile, ProcessRequest, StartedProfile};
@@ -46,7 +46,6 @@ use crate::text::beginning;
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
 pub(crate) type FindOtel<'a> = &'a dyn Fn(RegistryId) -> Option<OtelSpan>;
 
-/// A layer's spans, rules and threads.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Engine {
@@ -108,7 +107,6 @@ impl Engine {
         self.allocations.set_active(is_active);
     }
 
-    /// Whether the live heap is tracked.
     pub(crate) fn is_heap_tracked(&self) -> bool {
         self.allocations.tracks_heap() && sys::counts_allocations()
     }
@@ -192,7 +190,6 @@ impl Engine {
         }
     }
 
-    /// The subscriber that the layer is part of, if it is known.
     pub(crate) fn dispatch(&self) -> Option<Dispatch> {
         self.publish.reporter.dispatch()
     }
@@ -294,7 +291,6 @@ impl Engine {
         })
     }
 
-    /// Adds up what a request took.
     fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
         let name = callsite.metadata.name();
         let of_route = self.read_values(closing, FieldValues::route_hash).flatten();
@@ -495,7 +491,6 @@ impl Engine {
     }
 }
 
-/// The source of samples that is in use.
 #[derive(Debug)]
 pub(crate) struct RunningSource {
     /// Describes it and what it cannot see; a warning if that is less than was requested.
@@ -504,7 +499,6 @@ pub(crate) struct RunningSource {
 }
 
 impl RunningSource {
-    /// Describes it as it is now.
     pub(crate) fn describe(&self) -> String {
         let found = &self.line.message;
         self.sampler.unsampled().map_or_else(|| found.clone(), |why| format!("{found}; {why}"))

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::ProfileError;
 use crate::profile::Profile;
-use crate::publish::Question;
+use crate::publish::Reply;
 use crate::span::{SpanKey, SpanSnapshot};
 use crate::stats::Counters;
 use crate::sys::{Uncounted, Waker};
@@ -28,14 +28,13 @@ pub enum ProfileKind {
     Wall,
 }
 
-/// A request for a profile of the process.
 #[derive(Debug)]
 pub(crate) struct ProcessRequest {
     pub(crate) kind: ProfileKind,
     /// CPU time between two samples, or the time between two scans of all threads.
     pub(crate) period_ns: u64,
     pub(crate) duration: Duration,
-    pub(crate) reply: Question<Profile>,
+    pub(crate) reply: Reply<Profile>,
     /// The caller no longer waits. The collector is woken after it is set.
     pub(super) is_canceled: Arc<AtomicBool>,
 }
@@ -71,7 +70,6 @@ impl ProcessRequests {
         Some(new)
     }
 
-    /// A span closes.
     pub(super) fn note_closing(
         &self,
         closing: &SpanSnapshot,
@@ -110,7 +108,6 @@ pub(crate) struct StartedProfile {
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
-    /// Waits until it is made.
     pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
         let _uncounted = Uncounted::begin();
         self.answer.recv_deadline(self.deadline).map_err(|error| match error {

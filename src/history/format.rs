@@ -6,15 +6,14 @@ use std::io::Read;
 use flate2::read::GzDecoder;
 use serde::{Deserialize, Serialize};
 
-use crate::compare::{CohortHour, MOST_ROUTES};
+use crate::compare::{CohortHour, MAX_ROUTES};
 use crate::text::gzip;
 
 /// Files of another version are not read.
 const FORMAT: &str = "tracing-profiling typical 3";
 /// More than 64 routes of 256 quantities and long names take.
-const MOST_BYTES: u64 = 16 * 1024 * 1024;
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
-/// What was typical in an hour, by the name of the route.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct HourFile {
     /// The name of the service; other services may share the directory.
@@ -25,7 +24,7 @@ pub(super) struct HourFile {
 }
 
 /// The hours before the year 10000.
-const MOST_HOURS: u64 = 253_402_300_800 / 3_600;
+const MAX_HOURS: u64 = 253_402_300_800 / 3_600;
 
 impl HourFile {
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -35,9 +34,9 @@ impl HourFile {
     /// Reads a file; what is wrong with it if it is damaged, of another version, or larger than any that a layer writes.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut text = String::new();
-        let read = GzDecoder::new(bytes).take(MOST_BYTES + 1).read_to_string(&mut text);
-        if read.map_err(|error| error.to_string())? as u64 > MOST_BYTES {
-            return Err(format!("it has more than {MOST_BYTES} bytes"));
+        let read = GzDecoder::new(bytes).take(MAX_BYTES + 1).read_to_string(&mut text);
+        if read.map_err(|error| error.to_string())? as u64 > MAX_BYTES {
+            return Err(format!("it has more than {MAX_BYTES} bytes"));
         }
         let stored: Result<(String, Self), _> = serde_json::from_str(&text);
         let (format, file) = stored.map_err(|error| format!("it is no `{FORMAT}`: {error}"))?;
@@ -45,7 +44,7 @@ impl HourFile {
         if format != FORMAT {
             return Err(format!("it is no `{FORMAT}`"));
         }
-        if *hour >= MOST_HOURS || routes.len() > MOST_ROUTES {
+        if *hour >= MAX_HOURS || routes.len() > MAX_ROUTES {
             return Err(format!("its hour is {hour}, and it has {} routes", routes.len()));
         }
         let wrong = routes.iter().find(|(_, route)| !route.references.are_possible());
@@ -144,7 +143,7 @@ mod tests {
             ("", json!([])),
             ("/0", json!("tracing-profiling typical 2")),
             ("/1/hour", json!(-7)),
-            ("/1/hour", json!(MOST_HOURS)),
+            ("/1/hour", json!(MAX_HOURS)),
             ("/1/routes/a/references/wall/squares", json!(null)),
             ("/1/routes/a/references/wall/squares", json!(-1.0)),
             ("/1/routes/a/references/wall/sum", json!(1)),
@@ -158,9 +157,9 @@ mod tests {
         }
         let route = serde_json::to_value(CohortHour::default()).unwrap();
         let routes = |many: usize| (0..many).map(|n| (n.to_string(), route.clone())).collect();
-        assert!(set("/1/routes", Value::Object(routes(MOST_ROUTES))).is_ok());
-        assert!(set("/1/routes", Value::Object(routes(MOST_ROUTES + 1))).is_err());
-        let bomb = gzipped(&"x".repeat(MOST_BYTES as usize + 1));
+        assert!(set("/1/routes", Value::Object(routes(MAX_ROUTES))).is_ok());
+        assert!(set("/1/routes", Value::Object(routes(MAX_ROUTES + 1))).is_err());
+        let bomb = gzipped(&"x".repeat(MAX_BYTES as usize + 1));
         assert!(HourFile::decode(&bomb).unwrap_err().contains("bytes"));
     }
 }

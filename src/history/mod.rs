@@ -55,7 +55,7 @@ pub(crate) struct HourlyHistory {
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Of an hour of which less is known, nothing is said: a process that has just started is slower.
-const LEAST_OF_AN_HOUR: Duration = Duration::from_secs(30 * 60);
+const MIN_OF_AN_HOUR: Duration = Duration::from_secs(30 * 60);
 /// What is lost if the process is killed.
 const WRITE_EVERY: Duration = Duration::from_secs(5 * 60);
 const HOURS_PER_DAY: u64 = 24;
@@ -188,7 +188,7 @@ impl HourlyHistory {
 
     fn end_hour(&mut self, hour: u64, routes: BTreeMap<String, CohortHour>) {
         let known_for = hour_begins(hour + 1).duration_since(self.known_since).unwrap_or_default();
-        let drifts = match known_for >= LEAST_OF_AN_HOUR {
+        let drifts = match known_for >= MIN_OF_AN_HOUR {
             true => self.detector.end_hour(hour, &routes),
             false => Vec::new(),
         };

@@ -9,7 +9,7 @@ use super::format::HourFile;
 #[cfg(feature = "axum")]
 use super::hour_of;
 use super::{HOURS_PER_DAY, hour_begins};
-use crate::compare::{CohortHour, Comparison, MOST_ROUTES, compare_sets};
+use crate::compare::{CohortHour, Comparison, MAX_ROUTES, compare_sets};
 use crate::export::typical::{TypicalFile, read_typical};
 
 /// What was typical of each route in some hours, as layers have stored it in the directory `typical` of a
@@ -35,7 +35,6 @@ pub struct RouteHistory {
     unreadable: usize,
 }
 
-/// Some hours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Period {
     /// The last 24 in which there is any of a version.
@@ -115,7 +114,7 @@ impl RouteHistory {
 
     fn add(&mut self, routes: BTreeMap<String, CohortHour>) {
         for (route, hour) in routes {
-            if self.routes.len() < MOST_ROUTES || self.routes.contains_key(&route) {
+            if self.routes.len() < MAX_ROUTES || self.routes.contains_key(&route) {
                 self.routes.entry(route).or_default().merge(&hour);
             }
         }

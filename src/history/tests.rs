@@ -29,7 +29,8 @@ impl Process {
     fn start(dir: Option<&Path>, version: &str, now: SystemTime) -> Self {
         let counters = Arc::new(Counters::default());
         let limits = ReferenceLimits { one_in: 1, cpu_thousandths: 1 };
-        let references = Arc::new(References::new(limits, Arc::clone(&counters)));
+        let references =
+            Arc::new(References::new(limits, Default::default(), Arc::clone(&counters)));
         let (service, version) = ("shop".to_owned(), version.to_owned());
         let settings = HistorySettings { dir: dir.map(PathBuf::from), service, version };
         let mut history = HourlyHistory::new(settings, &references, &counters);
@@ -226,7 +227,8 @@ fn what_cannot_be_written_is_counted_and_said_once_until_it_works() {
 fn without_reference_spans_nothing_happens() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = Process::start(Some(dir.path()), "1", at(0, 0));
-    process.references = Arc::new(References::new(ReferenceLimits::NONE, Arc::default()));
+    process.references =
+        Arc::new(References::new(ReferenceLimits::NONE, Default::default(), Arc::default()));
     process.history.references = Arc::clone(&process.references);
     assert_eq!(process.history.due_in(at(0, 1)), None);
     assert!(process.end(at(30, 0)).is_empty() && names(dir.path()).is_empty());

@@ -20,7 +20,6 @@ const MOST_SAMPLES: usize = 512;
 /// The collector is woken when this many are waiting. Their number makes the wake rare.
 const WAKE_AT: usize = 64;
 
-/// A sample, for the collector.
 #[derive(Debug)]
 pub(crate) struct CopiedSample {
     /// The span that it belongs to; `None` if it is only for the live heap.
@@ -43,7 +42,6 @@ pub(crate) struct CopiedSample {
 /// Which part of an await a sample shows, if its future awaited several leaves at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Branch {
-    /// How many leaves there were.
     pub(crate) count: u32,
     /// From which to which of `of` parts of the time the sample has.
     pub(crate) from: u32,
@@ -64,7 +62,6 @@ impl Branch {
     }
 }
 
-/// How much of a kind a sample represents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindWeight {
     pub(crate) kind: SampleKind,
@@ -101,7 +98,6 @@ impl CopiedSample {
     }
 }
 
-/// Where the samples of a kind wait.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pool: BlockPool,
@@ -113,7 +109,6 @@ pub(crate) struct Inbox {
     wake: fn(&Waker),
 }
 
-/// What became of samples.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboxCounters<'a> {
     pub(crate) held: &'a AtomicU64,
@@ -139,7 +134,6 @@ impl Inbox {
         (self.own_counters)(&self.all_counters)
     }
 
-    /// The memory of copied stacks.
     pub(crate) fn pool(&self) -> &BlockPool {
         &self.pool
     }

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crate::sys::{BlockPool, Blocks, LiveStack, Registers, WORDS};
 
-/// The copy of a part of a stack.
 #[derive(Debug)]
 pub(crate) struct CopiedStack {
     pub(crate) registers: Registers,

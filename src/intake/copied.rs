@@ -124,7 +124,6 @@ impl Intake {
         self.sinks.store.names.number_of(&self.spans, span)
     }
 
-    /// The stack of a sample.
     pub(crate) fn unwound(&mut self, sample: &CopiedSample) -> Stack {
         unwound(sample, &mut self.reader.unwinder, self.settings.frames_per_stack)
     }
@@ -149,7 +148,6 @@ impl Intake {
     }
 }
 
-/// A part of a sample, with its stack.
 pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
     let KindWeight { kind, at, weight } = part;
     NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }

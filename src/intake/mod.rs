@@ -20,11 +20,9 @@ use crate::stats::Counters;
 use crate::sys::{self, Clock};
 use crate::unwind::UnwindEnd;
 
-/// What limits the intake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IntakeSettings {
     pub(crate) frames_per_stack: usize,
-    /// How many bytes of a stack are copied.
     pub(crate) stack_bytes: usize,
     /// Whether unwinding has a budget of CPU time.
     pub(crate) has_budget: bool,
@@ -33,7 +31,6 @@ pub(crate) struct IntakeSettings {
 /// The thread's CPU clock, read where one piece of work ends and the next begins, as each reading is a system call.
 #[derive(Debug, Default)]
 pub(crate) struct OwnCpu {
-    /// The CPU time at the last reading.
     pub(crate) last_ns: Option<u64>,
 }
 
@@ -45,7 +42,6 @@ impl OwnCpu {
     }
 }
 
-/// What all that reads samples shares.
 pub(crate) struct Intake {
     pub(crate) spans: Arc<Spans>,
     pub(crate) counters: Arc<Counters>,
@@ -53,7 +49,6 @@ pub(crate) struct Intake {
     pub(crate) settings: IntakeSettings,
     pub(crate) reader: Reader,
     pub(crate) sinks: Sinks,
-    /// The number of the round.
     pub(crate) round: u64,
     /// Spans that closed after the round began.
     pub(crate) closed: Vec<SpanKey>,
@@ -96,7 +91,6 @@ impl Intake {
         self.spans.clock()
     }
 
-    /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) fn now_ns(&self) -> u64 {
         self.clock().raw_ns(self.clock().now())
     }

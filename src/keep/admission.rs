@@ -24,7 +24,6 @@ use crate::span::SpanKey;
 #[derive(Debug)]
 pub(crate) struct ProfileGroup {
     pub(crate) root: SpanKey,
-    /// The id of the profile, if a reservation was given for it.
     pub(crate) id: Option<ProfileId>,
     pub(crate) reservation: Option<Reservation>,
     pub(crate) kept: Vec<KeptSpan>,
@@ -83,11 +82,9 @@ pub(crate) struct ProfileAdmission {
     state: Mutex<State>,
     /// Each profile that has a reservation and is not yet exported has another one.
     reservations: Arc<()>,
-    /// How many may have one at once.
     pub(crate) most_reservations: usize,
     pub(crate) health: Arc<ExporterHealth>,
     started: Instant,
-    /// The clock of a test, which replaces the time since `started`.
     #[cfg(test)]
     by_hand: Option<Arc<AtomicU64>>,
     /// While samples are lost because memory is short, no reservations are given.
@@ -98,10 +95,9 @@ pub(crate) struct ProfileAdmission {
 
 /// Default for the reservations in use at once. It bounds the samples that wait for export to those of this many roots.
 pub(crate) const MAX_RESERVED: usize = 32;
-/// Open groups.
-const MOST_EPOCHS: usize = 1024;
+const MAX_GROUPS: usize = 1024;
 /// Kept spans in one group, besides the root.
-const MOST_KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 
 impl ProfileAdmission {
     pub(crate) fn new(profiles_per_minute: u32, health: ExporterHealth) -> Self {
@@ -120,13 +116,11 @@ impl ProfileAdmission {
         }
     }
 
-    /// With a clock that a test sets, in nanoseconds.
     #[cfg(test)]
     pub(crate) fn by_hand(self, now: Arc<AtomicU64>) -> Self {
         Self { by_hand: Some(now), ..self }
     }
 
-    /// The time since the layer was made.
     fn now_ns(&self) -> u64 {
         #[cfg(test)]
         if let Some(now) = &self.by_hand {
@@ -166,10 +160,10 @@ impl ProfileAdmission {
         let open = groups.get(&span.root);
         let full = match open {
             // A root still fits, because all other spans are inside it.
-            Some(group) if group.kept.len() >= MOST_KEPT && span.key != span.root => {
+            Some(group) if group.kept.len() >= MAX_KEPT && span.key != span.root => {
                 Some(NoProfile::TreeFull)
             }
-            None if groups.len() >= MOST_EPOCHS => Some(NoProfile::ExporterBusy),
+            None if groups.len() >= MAX_GROUPS => Some(NoProfile::ExporterBusy),
             _ => None,
         };
         let linked_inside = open.and_then(|group| group.linked_inside.get(&span.key));
@@ -254,7 +248,6 @@ impl ProfileAdmission {
         Some(state.groups.get(&root)?.kept.first()?.link.clone())
     }
 
-    /// Whether a span was kept while it was open, and reported.
     pub(crate) fn was_kept_open(&self, span: SpanKey) -> bool {
         self.state.lock().earlier.contains_key(&span)
     }
@@ -287,7 +280,6 @@ impl ProfileAdmission {
         roots.collect()
     }
 
-    /// How long until the next group has waited for `linger`.
     pub(crate) fn until_next_expiry(&self, linger: Duration) -> Option<Duration> {
         let now_ns = self.now_ns();
         let state = self.state.lock();
@@ -553,13 +545,13 @@ mod tests {
     #[test]
     fn the_spans_of_a_group_are_limited() {
         let admission = admission(60);
-        let most = MOST_KEPT as u64;
+        let most = MAX_KEPT as u64;
         for n in 2..=most + 1 {
             assert_eq!(keep(&admission, n, 1, 1, ID).profile, Ok(ID));
         }
         assert_eq!(keep(&admission, most + 2, 1, 1, ID).profile, Err(NoProfile::TreeFull));
         assert_eq!(keep(&admission, 1, 1, 1, ID).profile, Ok(ID));
-        assert_eq!(admission.end_group(key(1)).unwrap().kept.len(), MOST_KEPT + 1);
+        assert_eq!(admission.end_group(key(1)).unwrap().kept.len(), MAX_KEPT + 1);
         assert_eq!(keep(&admission, most + 3, 1, 1, OTHER).profile, Ok(OTHER));
     }
 

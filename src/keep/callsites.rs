@@ -15,9 +15,9 @@ use super::candidates::{Candidate, candidates, has_attribute, stated_by};
 use super::condition::boxed;
 use super::fields::FieldRules;
 use super::logged_errors::LoggedErrors;
-use super::percentile::{SketchCounts, Sketches};
+use super::percentile::{HistogramCounts, WallHistograms};
 use super::plan::{PlanSettings, plan};
-use super::plans::{Callsite, Cohort, CompiledRule, Plans};
+use super::plans::{Callsite, CompiledRule, Plans};
 use super::shown_fields::ShownFields;
 use super::{Keep, Rule, Rules};
 use crate::error::Error;
@@ -37,19 +37,13 @@ pub(crate) struct Callsites {
     plans: Plans,
     settings: PlanSettings,
     pub(crate) shown_fields: ShownFields,
-    /// Grows whenever the rules are replaced.
     generation: AtomicU64,
-    /// Spans may be open whose rules were replaced.
-    has_replaced: AtomicBool,
     known: Mutex<Known>,
-    /// Whether the rules in force keep nothing.
     are_off: AtomicBool,
-    /// Whether a rule in force judges errors, or the attribute of a callsite seen so far does.
+    /// Whether a rule judges errors, or the attribute of a callsite that was seen, or one ever did: spans that are open when
+    /// the rules are replaced can still fail.
     judges_errors: AtomicBool,
-    attribute_judges_errors: AtomicBool,
-    /// Whether spans may be open whose rules were replaced and judge errors.
-    replaced_judge_errors: AtomicBool,
-    sketch_counts: Arc<SketchCounts>,
+    histogram_counts: Arc<HistogramCounts>,
     started: Instant,
     counters: Arc<Counters>,
     pub(crate) logged_errors: LoggedErrors,
@@ -82,8 +76,6 @@ struct Known {
     /// All rule sets that were ever in force, by hashes: what was compiled for one serves it again.
     sets: HashSet<u64>,
     compiled: Compiled,
-    /// The last check found no open span whose rules were replaced.
-    found_no_replaced: bool,
 }
 
 #[derive(Debug, Default)]
@@ -91,15 +83,13 @@ struct Compiled {
     rules: HashMap<u64, Arc<CompiledRule>>,
     /// By a hash of a callsite and the ids of the rules that may decide for it.
     groups: HashMap<u64, Group>,
-    /// By the rule's id and the span's name.
-    cohorts: HashMap<(u64, &'static str), Arc<Cohort>>,
+    /// By the rule's id and the span's name, of rules with a percentile.
+    histograms: HashMap<(u64, &'static str), Arc<WallHistograms>>,
     /// How many plans there are. Each has a number, which is not reused.
     plans: u64,
-    /// What all of that takes, about.
     bytes: usize,
 }
 
-/// The plans between which the values of a span select.
 #[derive(Clone, Debug)]
 struct Group {
     initial: u64,
@@ -107,7 +97,7 @@ struct Group {
 }
 
 /// What compiled rules take, about. Beyond that, only rule sets can be put in force that were before.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 /// A plan, with its part of places that are still empty; a rule; and a test of values.
 const PLAN_BYTES: usize = 2 * size_of::<Callsite>();
 const RULE_BYTES: usize = size_of::<CompiledRule>() + size_of::<Keep>();
@@ -134,22 +124,18 @@ impl Callsites {
         Self {
             are_off: AtomicBool::new(rules.is_off()),
             judges_errors,
-            attribute_judges_errors: AtomicBool::new(false),
-            replaced_judge_errors: AtomicBool::new(false),
             settings,
             shown_fields,
             sites: (0..CHAINS).map(|_| Chain::new()).collect(),
             plans: Plans::new(),
             generation: AtomicU64::new(0),
-            has_replaced: AtomicBool::new(false),
             known: Mutex::new(Known {
                 // Those that switch profiling off, and on again.
                 sets: [&rules, &Rules::new([]), &Rules::default()].map(set_of).into(),
                 rules,
                 compiled: Compiled::default(),
-                found_no_replaced: false,
             }),
-            sketch_counts: Arc::default(),
+            histogram_counts: Arc::default(),
             started: Instant::now(),
             counters,
             logged_errors: LoggedErrors::default(),
@@ -205,7 +191,7 @@ impl Callsites {
     /// event only asks whether something is enabled, as `tracing::enabled!` does, usually before an event.
     pub(crate) fn wants(&self, metadata: &Metadata<'_>) -> bool {
         if !metadata.is_span() {
-            return *metadata.level() == Level::ERROR && self.judge_errors();
+            return *metadata.level() == Level::ERROR && self.judges_errors.load(Ordering::Relaxed);
         }
         match self.known_site(metadata) {
             Some(site) => self.decided(site).is_some(),
@@ -226,10 +212,7 @@ impl Callsites {
         let is_wanted = self.find(metadata).is_some();
         let judges_errors =
             is_wanted && stated_by(metadata).is_some_and(|keep| keep.judges_errors());
-        let is_news = judges_errors
-            && !self.attribute_judges_errors.swap(true, Ordering::Relaxed)
-            && !self.judges_errors.load(Ordering::Relaxed);
-        (is_wanted, is_news)
+        (is_wanted, judges_errors && !self.judges_errors.swap(true, Ordering::Relaxed))
     }
 
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
@@ -254,7 +237,6 @@ impl Callsites {
         keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
     }
 
-    /// Whether no other layer wants spans of that callsite, as stated.
     pub(crate) fn is_only_ours(&self, metadata: &Metadata<'_>) -> bool {
         self.known_site(metadata).is_some_and(|site| site.is_only_ours.load(Ordering::Relaxed))
     }
@@ -294,19 +276,13 @@ impl Callsites {
         self.sites.iter().flat_map(chain).map(Box::as_ref)
     }
 
-    fn judge_errors(&self) -> bool {
-        self.judges_errors.load(Ordering::Relaxed)
-            || self.replaced_judge_errors.load(Ordering::Relaxed)
-            || self.attribute_judges_errors.load(Ordering::Relaxed) && !self.are_off()
-    }
-
     /// The highest level of spans and events that the rules in force enable.
     pub(crate) fn max_level(&self) -> LevelFilter {
         let of_rules = self.known.lock().rules.enabled_level();
-        if self.judge_errors() { of_rules.max(LevelFilter::ERROR) } else { of_rules }
+        let judges_errors = self.judges_errors.load(Ordering::Relaxed);
+        if judges_errors { of_rules.max(LevelFilter::ERROR) } else { of_rules }
     }
 
-    /// The callsite, if it has been seen.
     #[inline]
     fn known_site(&self, metadata: &Metadata<'_>) -> Option<&Site> {
         let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
@@ -326,7 +302,6 @@ impl Callsites {
         self.sites.get(hash % CHAINS)
     }
 
-    /// The callsite and rule behind a plan's number.
     #[inline(always)]
     pub(crate) fn get(&self, number: u64) -> Option<&Callsite> {
         self.plans.get(number)
@@ -366,12 +341,10 @@ impl Callsites {
         (limit_ns != u64::MAX).then(|| Duration::from_nanos(limit_ns))
     }
 
-    /// Whether no new span is profiled.
     pub(crate) fn are_off(&self) -> bool {
         self.are_off.load(Ordering::Relaxed)
     }
 
-    /// Whether a rule has conditions on allocations.
     pub(crate) fn judge_allocations(&self) -> bool {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
@@ -379,10 +352,9 @@ impl Callsites {
     /// New spans are judged by these rules from now on. Open spans keep theirs. Refused if compiled rules have taken all of
     /// their memory and one of these is new.
     pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
-        let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(hash_of).collect();
-        if known.compiled.bytes + known.sets.len() * 32 >= MOST_BYTES
+        if known.compiled.bytes + known.sets.len() * 32 >= MAX_BYTES
             && !known.sets.contains(&set_of(&rules))
         {
             Counters::add(&self.counters.rules.refused, 1);
@@ -393,56 +365,20 @@ impl Callsites {
             );
         }
         known.sets.insert(set_of(&rules));
-        for ((rule, _), cohort) in &known.compiled.cohorts {
-            let Some(sketches) = &cohort.sketches else { continue };
-            if in_force.contains(rule) { sketches.resume() } else { sketches.forget() }
+        for ((rule, _), histograms) in &known.compiled.histograms {
+            if in_force.contains(rule) { histograms.resume() } else { histograms.forget() }
         }
-        let has_any = known.compiled.plans > 0;
-        if judged_errors && has_any {
-            self.replaced_judge_errors.store(true, Ordering::Relaxed);
-        }
-        self.judges_errors.store(rules.judge_errors(), Ordering::Relaxed);
+        self.judges_errors.fetch_or(rules.judge_errors(), Ordering::Relaxed);
         self.are_off.store(rules.is_off(), Ordering::Relaxed);
         known.rules = rules;
-        self.plans.iter().for_each(|one| one.is_in_force.store(false, Ordering::Relaxed));
         self.all_sites().for_each(|site| site.decided.store(UNDECIDED, Ordering::Relaxed));
         self.generation.fetch_add(1, Ordering::Release);
-        known.found_no_replaced = false;
-        self.has_replaced.store(has_any, Ordering::Relaxed);
         Ok(())
     }
 
     /// Grows whenever the rules are replaced.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
-    }
-
-    /// Whether spans may be open whose rules were replaced.
-    pub(crate) fn has_replaced(&self) -> bool {
-        self.has_replaced.load(Ordering::Relaxed)
-    }
-
-    /// Whether the rule behind a plan's number was replaced.
-    pub(crate) fn is_replaced(&self, number: u64) -> bool {
-        self.get(number).is_some_and(|one| !one.is_in_force.load(Ordering::Relaxed))
-    }
-
-    /// The collector has checked whether a span is open whose rule was replaced. A hook that has found a plan but not yet
-    /// opened its span is not visible, so only two checks without any count. Returns whether errors were judged only
-    /// for such spans, and now are not.
-    pub(crate) fn note_replaced(&self, is_any_open: bool) -> bool {
-        let found_none = &mut self.known.lock().found_no_replaced;
-        let found_none_before = std::mem::replace(found_none, !is_any_open);
-        if is_any_open || !found_none_before {
-            return false;
-        }
-        self.has_replaced.store(false, Ordering::Relaxed);
-        // The limits are those of the rules in force again.
-        self.plans.least_limit_ns.store(u64::MAX, Ordering::Relaxed);
-        self.plans.least_age.store(u64::MAX, Ordering::Relaxed);
-        let in_force = self.plans.iter().filter(|one| one.is_in_force.load(Ordering::Relaxed));
-        in_force.for_each(|one| self.plans.lower_limits(one));
-        self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
     /// Whether a span with that wall time took longer than the percentile of its rule, among the spans of the same route,
@@ -453,9 +389,8 @@ impl Callsites {
         route: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
-        let sketches = callsite.cohort.as_ref().and_then(|cohort| cohort.sketches.as_ref());
-        sketches.is_some_and(|sketches| {
-            sketches.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
+        callsite.histograms.as_ref().is_some_and(|histograms| {
+            histograms.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
         })
     }
 
@@ -486,10 +421,7 @@ impl Callsites {
                 new
             }
         };
-        for one in numbers.filter_map(|number| self.get(number)) {
-            one.is_in_force.store(true, Ordering::Relaxed);
-            self.plans.lower_limits(one);
-        }
+        numbers.filter_map(|number| self.get(number)).for_each(|one| self.plans.lower_limits(one));
         Some(initial)
     }
 
@@ -539,8 +471,7 @@ impl Callsites {
                 shown_fields,
                 rule: Arc::clone(rule),
                 fields: fields.clone(),
-                cohort: self.cohort((id, metadata.name()), keep, &mut compiled.cohorts),
-                is_in_force: AtomicBool::new(true),
+                histograms: self.histograms((id, metadata.name()), keep, &mut compiled.histograms),
             });
         }
         let plans = (FIRST_NUMBER + compiled.plans - first) as usize;
@@ -551,16 +482,15 @@ impl Callsites {
         Group { initial, numbers: first..FIRST_NUMBER + compiled.plans }
     }
 
-    fn cohort(
+    fn histograms(
         &self,
         key: (u64, &'static str),
         keep: &Keep,
-        cohorts: &mut HashMap<(u64, &'static str), Arc<Cohort>>,
-    ) -> Option<Arc<Cohort>> {
-        let sketches = |millionths| Sketches::new(millionths, &self.sketch_counts, &self.counters);
-        let is_needed = keep.percentile().is_some() || keep.one_in().is_some();
-        let new = || Arc::new(Cohort::new(keep.percentile().map(sketches)));
-        is_needed.then(|| Arc::clone(cohorts.entry(key).or_insert_with(new)))
+        known: &mut HashMap<(u64, &'static str), Arc<WallHistograms>>,
+    ) -> Option<Arc<WallHistograms>> {
+        let percentile = keep.percentile()?;
+        let new = || WallHistograms::new(percentile, &self.histogram_counts, &self.counters);
+        Some(Arc::clone(known.entry(key).or_insert_with(|| Arc::new(new()))))
     }
 }
 
@@ -665,19 +595,10 @@ mod tests {
             assert_eq!(callsites.register(attribute), (true, false));
             assert!(callsites.wants(&error));
             // A span that is open when the rules are replaced can still fail.
-            let open = metadata_of(&tracing::info_span!("open"));
             let callsites = self::callsites("error".parse().unwrap());
-            let number = callsites.find(open).unwrap().plan.number;
             callsites.replace(Rules::new([])).unwrap();
-            assert!(callsites.is_replaced(number));
-            for _ in 0..3 {
-                assert!(!callsites.note_replaced(true));
-                assert!(callsites.wants(&error));
-                assert_eq!(callsites.max_level(), LevelFilter::ERROR);
-            }
-            let ends = [callsites.note_replaced(false), callsites.note_replaced(false)];
-            assert!(ends == [false, true] && !callsites.wants(&error));
-            assert_eq!(callsites.max_level(), LevelFilter::OFF);
+            assert!(callsites.wants(&error));
+            assert_eq!(callsites.max_level(), LevelFilter::ERROR);
         });
     }
 
@@ -767,31 +688,24 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_rule_continue_while_others_are_replaced() {
+    fn one_in_n_are_chosen_on_any_thread() {
         with_spans(|| {
             let span = metadata_of(&tracing::info_span!("a"));
-            let third = || Rule::for_all(Keep::when(Condition::OneIn(3.try_into().unwrap())));
-            let with = |ns| {
-                let other = Rule::for_target("x", Keep::slower_than(Duration::from_nanos(ns)));
-                Rules::new([third(), other])
-            };
-            let callsites = callsites(with(0));
-            let find = || callsites.find(span);
-            let chosen: Vec<_> = (1..7)
-                .map(|ns| {
-                    let is_chosen = find().unwrap().is_chosen();
-                    callsites.replace(with(ns)).unwrap();
-                    is_chosen
-                })
-                .collect();
-            assert_eq!(chosen, [false, false, true, false, false, true]);
-            let id = find().unwrap().rule.id;
-            assert!(!find().unwrap().is_chosen());
-            callsites.replace(Rules::new([])).unwrap();
-            assert!(find().is_none());
-            callsites.replace(with(0)).unwrap();
-            assert_eq!(find().unwrap().rule.id, id);
-            assert!(!find().unwrap().is_chosen() && find().unwrap().is_chosen());
+            for number in [1, 4, 100] {
+                let keep = Keep::when(Condition::OneIn(number.try_into().unwrap()));
+                let callsites = callsites(Rules::new([Rule::for_all(keep)]));
+                let chosen = || callsites.find(span).unwrap().is_chosen();
+                let many = |spans: u32| (0..spans).filter(|_| chosen()).count() as f64;
+                let short_lived = (0..256)
+                    .map(|_| std::thread::scope(|scope| scope.spawn(|| many(1)).join().unwrap()));
+                let (spans, found) = (100_256.0, many(100_000) + short_lived.sum::<f64>());
+                let share = 1.0 / f64::from(number);
+                let deviation = (spans * share * (1.0 - share)).sqrt();
+                assert!(
+                    (found - spans * share).abs() <= 6.0 * deviation,
+                    "{found} of 1 in {number}"
+                );
+            }
         });
     }
 
@@ -828,7 +742,6 @@ mod tests {
                 for callsite in spans.map(|span| callsites.find(span).unwrap()) {
                     assert_eq!(callsite.plan.suspect_after, suspect_after(set));
                 }
-                assert!(callsites.has_replaced() && callsites.is_replaced(open));
                 last = set;
             }
             assert!((100..10_000).contains(&last), "{last}");
@@ -848,11 +761,6 @@ mod tests {
             let chosen = callsites.choose(site, |visit| visit.record_u64(&tenant, 7)).unwrap();
             assert_eq!(chosen.0.plan.suspect_after, 9);
             assert_eq!(callsites.least_limit(), Some(Duration::from_secs(1)));
-            callsites.note_replaced(false);
-            assert!(callsites.has_replaced(), "a hook may have it");
-            callsites.note_replaced(false);
-            assert!(!callsites.has_replaced());
-            assert_eq!(callsites.least_limit(), Some(Duration::from_secs(2)));
             callsites.replace(rules(0)).unwrap();
             assert_eq!(numbers(), first);
         });

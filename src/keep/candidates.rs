@@ -18,7 +18,6 @@ pub(super) struct Candidate<'a> {
     /// Equal rules have the same.
     pub(super) id: u64,
     is_admitted: bool,
-    /// What the attribute of the callsite states.
     stated: Option<Box<Keep>>,
 }
 

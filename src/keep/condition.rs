@@ -42,7 +42,7 @@ pub enum Condition {
     },
     /// Every span.
     Always,
-    /// One in this number of spans with its name and rule, for example as a baseline for the slow ones.
+    /// One in this number of spans, chosen at random, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
     /// It stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
     ///
@@ -71,7 +71,6 @@ impl Condition {
         is_of_unit && !measure.row().condition.is_empty()
     }
 
-    /// Its index in a [`Keep`].
     const fn slot(self) -> usize {
         let other = match self {
             Self::Above(measure, Threshold::Percent(_)) => return 2 * measure as usize + 1,
@@ -94,7 +93,6 @@ impl Condition {
         }
     }
 
-    /// The time that it contains.
     fn time(self) -> Option<Duration> {
         match self {
             Self::Above(_, Threshold::Time(time)) => Some(time),
@@ -136,7 +134,6 @@ pub enum Threshold {
     Number(u64),
 }
 
-/// The latency of the default rules.
 pub(super) const DEFAULT_LATENCY: Duration = Duration::from_millis(250);
 /// Shares are not judged for shorter spans.
 const SHORTEST_FOR_SHARES: Duration = Duration::from_millis(1);
@@ -145,7 +142,6 @@ const HUNG_TIMES: u32 = 10;
 const SHORTEST_HUNG: Duration = Duration::from_secs(10);
 
 impl Threshold {
-    /// Whether the value of a measure, in a span of `wall_ns`, exceeds it.
     pub(crate) fn is_exceeded_by(self, value: u64, wall_ns: u64) -> bool {
         match self {
             Self::Time(time) => u128::from(value) > time.as_nanos(),
@@ -295,14 +291,12 @@ impl Keep {
         least.map_or(LEAST, |least| (least / SHARE).clamp(LEAST, MOST))
     }
 
-    /// Whether it has conditions on allocations.
     pub(crate) fn judges_allocations(&self) -> bool {
         use Measure::{Allocated, Allocations};
         let is_one = |condition| matches!(condition, Condition::Above(Allocated | Allocations, _));
         self.conditions().any(is_one)
     }
 
-    /// Whether a span that fails is kept.
     pub(crate) fn judges_errors(&self) -> bool {
         let is_one = |condition| matches!(condition, Condition::Error | Condition::ErrorSelf);
         self.conditions().any(is_one)

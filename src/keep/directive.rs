@@ -38,7 +38,7 @@ use crate::facts::{Measure, Unit};
 use crate::text::bytes;
 
 /// Directives in a set of rules. Each new callsite is compared with all of them.
-const MOST_DIRECTIVES: usize = 256;
+const MAX_DIRECTIVES: usize = 256;
 
 const RULES: &str = "the profiling rules";
 const KEEP: &str = "`off` or a condition such as `250ms`, `error`, `p99>20ms` or `on_cpu>100ms`";
@@ -73,8 +73,8 @@ impl FromStr for Rules {
             let at = text.len().saturating_sub(directive.rest);
             Err(Error::text(RULES, text, at, format!("expected {expected}")))
         };
-        if let Some(over) = directives.get(MOST_DIRECTIVES) {
-            return wrong(over, format!("at most {MOST_DIRECTIVES} directives"));
+        if let Some(over) = directives.get(MAX_DIRECTIVES) {
+            return wrong(over, format!("at most {MAX_DIRECTIVES} directives"));
         }
         // `250ms,error` would keep only failed spans, which is almost certainly not intended.
         let is_split = |(number, directive): &(usize, &Directive)| {
@@ -184,7 +184,6 @@ fn unquoted<'a>(input: &mut &'a str) -> ModalResult<&'a str> {
     take_while(1.., |c: char| !"\"{},".contains(c)).parse_next(input)
 }
 
-/// When spans are kept, and up to which level.
 type KeptUpTo = (Keep, Option<Level>);
 
 fn keep(input: &mut &str) -> ModalResult<KeptUpTo> {
@@ -479,7 +478,7 @@ mod tests {
         for set in sets {
             for n in [1, 255, 256, 257, 10_000, 20_000] {
                 let (read, compared) = work(&set(n));
-                if set(n).matches("ms,").count() > MOST_DIRECTIVES {
+                if set(n).matches("ms,").count() > MAX_DIRECTIVES {
                     let error = read.unwrap_err().to_string();
                     assert!(
                         error.contains("at most 256 directives") && error.len() < 300,
@@ -488,7 +487,7 @@ mod tests {
                     assert_eq!(compared, 0, "{n}");
                 } else {
                     assert!(read.is_ok(), "{n}");
-                    let most = MOST_DIRECTIVES * MOST_DIRECTIVES / 2;
+                    let most = MAX_DIRECTIVES * MAX_DIRECTIVES / 2;
                     assert!(compared <= most, "{compared} of {n}");
                 }
             }

@@ -17,7 +17,6 @@ pub(crate) struct FieldRules {
     tests: Vec<Test>,
     /// The most specific first: the bits that the rule wants, and the number of its plan, if it has one.
     rules: Vec<(u64, Option<u64>)>,
-    /// The plan if no rule matches.
     otherwise: Option<u64>,
     /// The plan if no rule keeps the span yet, but a later value might.
     waiting: u64,
@@ -25,14 +24,12 @@ pub(crate) struct FieldRules {
     pub(super) left_out: u64,
 }
 
-/// A value that a rule wants.
 #[derive(Debug)]
 struct Test {
     field: Field,
     value: WantedValue,
 }
 
-/// The plan that a span's values select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) number: u64,
@@ -108,7 +105,6 @@ impl FieldRules {
     }
 }
 
-/// Compares values with the wanted ones.
 struct ValueMatcher<'a> {
     tests: &'a [Test],
     bits: u64,

@@ -7,11 +7,10 @@ use super::NoProfile;
 /// Reservations before the first outcome from a receiver is known.
 const UNPROVEN_PERMITS: u32 = 3;
 /// Refusals in a row after which the receiver is assumed to refuse everything.
-const MOST_REFUSED: u32 = 3;
+const MAX_REFUSED: u32 = 3;
 /// A profile was delivered, or an exporter need not prove that it works.
 const NO_LIMIT: u32 = u32::MAX;
 
-/// What is known of the exporter.
 #[derive(Debug)]
 pub(crate) struct ExporterHealth {
     /// It would accept a profile now.
@@ -40,13 +39,11 @@ impl ExporterHealth {
         }
     }
 
-    /// A reservation was given.
     pub(super) fn note_reservation(&self) {
         let taken = |left: u32| (left != NO_LIMIT).then(|| left.saturating_sub(1));
         _ = self.permits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
     }
 
-    /// A profile was delivered.
     pub(crate) fn note_delivered(&self) {
         self.refused.store(0, Ordering::Relaxed);
         self.permits.store(NO_LIMIT, Ordering::Relaxed);
@@ -56,7 +53,7 @@ impl ExporterHealth {
     pub(crate) fn note_refused(&self) -> bool {
         let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
         let is_proven = self.permits.load(Ordering::Relaxed) == NO_LIMIT;
-        let is_doubted = self.must_prove && (refused >= MOST_REFUSED || !is_proven);
+        let is_doubted = self.must_prove && (refused >= MAX_REFUSED || !is_proven);
         if is_doubted {
             self.permits.fetch_min(1, Ordering::Relaxed);
         }
@@ -99,7 +96,7 @@ mod tests {
         assert!(health.note_refused());
         for _ in 0..10 {
             health.note_delivered();
-            assert!((1..MOST_REFUSED).all(|_| !health.note_refused()));
+            assert!((1..MAX_REFUSED).all(|_| !health.note_refused()));
             assert_eq!(health.refusal(), None);
         }
         assert!(health.note_refused());

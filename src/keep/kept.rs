@@ -33,7 +33,6 @@ pub struct Kept {
     /// What it awaited while it was in no thread, and how long it had been woken and was not polled: of all spans of the
     /// profile whose futures are polled through `Profiled`. [`TimeBreakdown::awaiting`] is a span's own time.
     pub awaits: Awaits,
-    /// One of the spans against typical ones.
     pub(crate) compared: Option<ComparedSummary>,
     /// The files that were written; the first one is the best to start with.
     pub files: Vec<PathBuf>,
@@ -54,7 +53,6 @@ impl Kept {
     }
 }
 
-/// Called for every kept group.
 pub(crate) type OnKept = Box<dyn Fn(&Kept) + Send>;
 
 /// A span that was kept.
@@ -75,7 +73,6 @@ pub struct KeptSpan {
     pub(crate) samples: SampleCounts,
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
-    /// The profiles that were made of it while it was open.
     pub(crate) earlier: Vec<ProfileId>,
     /// The spans around it, if the collector does not know it: no sample fell in it.
     pub(crate) around: Vec<SpanKey>,

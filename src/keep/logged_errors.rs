@@ -13,7 +13,6 @@ use crate::span::SpanKey;
 use crate::sys::Uncounted;
 use crate::text::escaped;
 
-/// An `ERROR` event.
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedError {
     pub(crate) metadata: &'static Metadata<'static>,
@@ -29,8 +28,8 @@ type Known = Option<(SpanKey, LoggedError)>;
 
 const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
-const MOST_BYTES: usize = 1_024;
-const MOST_CHARS: usize = 100;
+const MAX_BYTES: usize = 1_024;
+const MAX_CHARS: usize = 100;
 
 impl Default for LoggedErrors {
     fn default() -> Self {
@@ -53,7 +52,6 @@ impl LoggedErrors {
         drop(before);
     }
 
-    /// The first error in the span, if it is known.
     pub(crate) fn of(&self, span: SpanKey) -> Option<LoggedError> {
         let place = self.0.get(of_key(span))?.try_lock()?;
         place.as_ref().filter(|(of, _)| *of == span).map(|(_, error)| error.clone())
@@ -73,14 +71,13 @@ struct Beginning(String);
 
 impl Write for Beginning {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let rest = MOST_BYTES.saturating_sub(self.0.len());
+        let rest = MAX_BYTES.saturating_sub(self.0.len());
         let end = (0..=rest.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
         self.0.push_str(text.get(..end.unwrap_or(0)).unwrap_or_default());
         if text.len() > rest { Err(fmt::Error) } else { Ok(()) }
     }
 }
 
-/// The message of an event, and the field that has its error.
 #[derive(Default)]
 struct EventText {
     message: Beginning,
@@ -104,7 +101,6 @@ impl Visit for EventText {
 }
 
 impl LoggedError {
-    /// Formats what the event says.
     pub(crate) fn of(event: &Event<'_>) -> Self {
         let _uncounted = Uncounted::begin();
         let mut text = EventText::default();
@@ -119,11 +115,11 @@ impl LoggedError {
         let text = redaction.redact_span(&self.text);
         let line = escaped(&text);
         let all = line.chars().count();
-        if all <= MOST_CHARS {
+        if all <= MAX_CHARS {
             return (*line).into();
         }
-        let half = |skipped| line.chars().skip(skipped).take(MOST_CHARS / 2);
-        half(0).chain(['…']).chain(half(all - MOST_CHARS / 2)).collect::<String>().into()
+        let half = |skipped| line.chars().skip(skipped).take(MAX_CHARS / 2);
+        half(0).chain(['…']).chain(half(all - MAX_CHARS / 2)).collect::<String>().into()
     }
 }
 
@@ -199,7 +195,7 @@ mod tests {
                 ["message", "error", "other"].map(|name| fields.field(name).unwrap());
             let values = [(&message, values[0]), (&error, values[1]), (&other, values[2])];
             let event = LoggedError::of(&Event::new(&METADATA, &fields.value_set(&values)));
-            assert!(event.text.len() <= 2 * MOST_BYTES + 2);
+            assert!(event.text.len() <= 2 * MAX_BYTES + 2);
             event.line(&Redaction::new().hide("acme.*").unwrap()).to_string()
         };
         let refused: &dyn tracing::field::Value = &"refused\n";

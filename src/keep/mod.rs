@@ -29,7 +29,9 @@ pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use kept::{OnKept, SpanLink};
 pub(crate) use logged_errors::LoggedError;
 pub(crate) use plan::PlanSettings;
-pub(crate) use plans::Callsite;
+#[cfg(test)]
+pub(crate) use plans::RANDOM;
+pub(crate) use plans::{Callsite, random};
 pub(crate) use reasons::judge;
 #[cfg(test)]
 pub(crate) use rules::COMPARED;

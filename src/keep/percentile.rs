@@ -12,21 +12,20 @@ use parking_lot::Mutex;
 
 use crate::stats::Counters;
 
-/// The sketches for the spans of one name and rule: one for each route, so that the requests of a route are compared with
+/// The histograms for the spans of one name and rule: one for each route, so that the requests of a route are compared with
 /// each other, and one for all together, with which those of further routes are compared.
 #[derive(Debug)]
-pub(super) struct Sketches {
+pub(super) struct WallHistograms {
     percentile: Percentile,
     /// The lowest limit that any of them has had: a span below it is not rare.
     least_ns: AtomicU64,
     known: Mutex<Known>,
-    counts: Arc<SketchCounts>,
+    counts: Arc<HistogramCounts>,
     counters: Arc<Counters>,
 }
 
-/// How many sketches a layer has.
 #[derive(Debug, Default)]
-pub(super) struct SketchCounts {
+pub(super) struct HistogramCounts {
     names: AtomicUsize,
     routes: AtomicUsize,
 }
@@ -34,12 +33,12 @@ pub(super) struct SketchCounts {
 #[derive(Debug, Default)]
 struct Known {
     /// `None` before the first span.
-    all: Option<Box<Sketch>>,
+    all: Option<Box<WallHistogram>>,
     /// By the hash of the route. Boxed, since the threads that add spans can have little stack.
-    by_route: HashMap<u64, Box<Sketch>>,
+    by_route: HashMap<u64, Box<WallHistogram>>,
     /// When routes with few spans may make room for others.
     swept_ns: Option<u64>,
-    /// The rule is not in force, or there are too many: there is no sketch.
+    /// The rule is not in force, or there are too many: there is no histogram.
     is_off: bool,
 }
 
@@ -56,22 +55,21 @@ struct Percentile {
 /// There are two windows, and one of them fills. Old spans are forgotten a window at a time, and once a window has
 /// passed, the limit always covers at least a whole one.
 #[derive(Debug)]
-struct Sketch {
+struct WallHistogram {
     filling: Histogram<u32>,
     full: Histogram<u32>,
     began_ns: u64,
-    /// The percentile in nanoseconds, once known.
     limit_ns: Option<u64>,
     /// Spans until the limit is computed again.
     until_next: u32,
 }
 
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
-/// Sketches of a layer, and as many again for routes; each takes up to some 20 KiB.
-const MOST_SKETCHES: usize = 256;
+/// WallHistograms of a layer, and as many again for routes; each takes up to some 20 KiB.
+const MAX_HISTOGRAMS: usize = 256;
 /// The expected number of spans above the percentile before it is meaningful.
 const EXPECTED_ABOVE: u64 = 10;
-const LEAST_WARM_UP: u64 = 100;
+const MIN_WARM_UP: u64 = 100;
 /// Spans between two evaluations of the histograms, which take microseconds.
 const BETWEEN: u32 = 64;
 const MILLION: u64 = 1_000_000;
@@ -80,15 +78,14 @@ const UNIT_NS: u64 = 1_000;
 const DIGITS: u8 = 2;
 const LONGEST: u64 = 24 * 60 * 60 * 1_000_000;
 
-impl Sketches {
-    /// Sketches of that percentile, in parts of a million.
+impl WallHistograms {
     pub(super) fn new(
         millionths: u32,
-        counts: &Arc<SketchCounts>,
+        counts: &Arc<HistogramCounts>,
         counters: &Arc<Counters>,
     ) -> Self {
         let above = MILLION.saturating_sub(u64::from(millionths)).max(1);
-        let warm_up = (EXPECTED_ABOVE * MILLION / above).max(LEAST_WARM_UP);
+        let warm_up = (EXPECTED_ABOVE * MILLION / above).max(MIN_WARM_UP);
         Self {
             percentile: Percentile { millionths, warm_up },
             least_ns: AtomicU64::new(u64::MAX),
@@ -106,7 +103,7 @@ impl Sketches {
         *known = Known { is_off: true, ..Known::default() };
     }
 
-    /// The rule is in force, and begins with new sketches if it was not.
+    /// The rule is in force, and begins with new histograms if it was not.
     pub(super) fn resume(&self) {
         self.known.lock().is_off = false;
     }
@@ -122,11 +119,11 @@ impl Sketches {
         let Some(all) = self.all(&mut known, now_ns) else { return false };
         let limit_ns = all.add(wall_ns, now_ns, self.percentile);
         let of_route = route.and_then(|route| {
-            let sketch = self.of_route(&mut known, route, now_ns);
-            if sketch.is_none() {
+            let histogram = self.of_route(&mut known, route, now_ns);
+            if histogram.is_none() {
                 Counters::add(&self.counters.rules.percentiles_shared, 1);
             }
-            Some(sketch?.add(wall_ns, now_ns, self.percentile))
+            Some(histogram?.add(wall_ns, now_ns, self.percentile))
         });
         let limit_ns = of_route.unwrap_or(limit_ns).unwrap_or(u64::MAX);
         if limit_ns < self.least_ns.load(Ordering::Relaxed) {
@@ -135,52 +132,52 @@ impl Sketches {
         wall_ns > limit_ns
     }
 
-    /// The sketch of all spans, if there is room for one. Without memory for histograms, no span is rare.
-    fn all<'a>(&self, known: &'a mut Known, now_ns: u64) -> Option<&'a mut Sketch> {
+    /// The histogram of all spans, if there is room for one. Without memory for histograms, no span is rare.
+    fn all<'a>(&self, known: &'a mut Known, now_ns: u64) -> Option<&'a mut WallHistogram> {
         if known.all.is_none() && !known.is_off {
-            if self.counts.names.load(Ordering::Relaxed) >= MOST_SKETCHES {
+            if self.counts.names.load(Ordering::Relaxed) >= MAX_HISTOGRAMS {
                 known.is_off = true;
                 Counters::add(&self.counters.rules.percentiles_dropped, 1);
                 return None;
             }
-            known.all = Some(Box::new(Sketch::new(now_ns)?));
+            known.all = Some(Box::new(WallHistogram::new(now_ns)?));
             self.counts.names.fetch_add(1, Ordering::Relaxed);
         }
         known.all.as_deref_mut()
     }
 
-    /// The sketch of a route, if there is room for one. If there is none, routes with few spans make room once in a window.
+    /// The histogram of a route, if there is room for one. If there is none, routes with few spans make room once in a window.
     fn of_route<'a>(
         &self,
         known: &'a mut Known,
         route: u64,
         now_ns: u64,
-    ) -> Option<&'a mut Sketch> {
+    ) -> Option<&'a mut WallHistogram> {
         if !known.by_route.contains_key(&route) {
-            let is_full = || self.counts.routes.load(Ordering::Relaxed) >= MOST_SKETCHES;
+            let is_full = || self.counts.routes.load(Ordering::Relaxed) >= MAX_HISTOGRAMS;
             if is_full() && known.swept_ns.is_none_or(|swept_ns| now_ns >= swept_ns + WINDOW_NS) {
                 let before = known.by_route.len();
-                known.by_route.retain(|_, sketch| sketch.is_warm(now_ns, self.percentile));
+                known.by_route.retain(|_, histogram| histogram.is_warm(now_ns, self.percentile));
                 self.counts.routes.fetch_sub(before - known.by_route.len(), Ordering::Relaxed);
                 known.swept_ns = Some(now_ns);
             }
             if is_full() {
                 return None;
             }
-            known.by_route.insert(route, Box::new(Sketch::new(now_ns)?));
+            known.by_route.insert(route, Box::new(WallHistogram::new(now_ns)?));
             self.counts.routes.fetch_add(1, Ordering::Relaxed);
         }
         known.by_route.get_mut(&route).map(Box::as_mut)
     }
 }
 
-impl Drop for Sketches {
+impl Drop for WallHistograms {
     fn drop(&mut self) {
         self.forget();
     }
 }
 
-impl Sketch {
+impl WallHistogram {
     fn new(now_ns: u64) -> Option<Self> {
         let histogram = || Histogram::new(DIGITS).ok();
         let (filling, full) = (histogram()?, histogram()?);
@@ -235,23 +232,23 @@ mod tests {
         (0..1_000_u64).map(|number| (number * 617 % 1_000 + 1) * MS)
     }
 
-    fn sketches(millionths: u32) -> Sketches {
-        Sketches::new(millionths, &Arc::default(), &Arc::default())
+    fn histograms(millionths: u32) -> WallHistograms {
+        WallHistograms::new(millionths, &Arc::default(), &Arc::default())
     }
 
-    fn add_all(sketches: &Sketches, route: Option<u64>, now_ns: u64) -> usize {
-        lengths().filter(|wall_ns| sketches.add(route, *wall_ns, now_ns)).count()
+    fn add_all(histograms: &WallHistograms, route: Option<u64>, now_ns: u64) -> usize {
+        lengths().filter(|wall_ns| histograms.add(route, *wall_ns, now_ns)).count()
     }
 
     #[test]
     fn no_span_is_rare_before_the_warm_up() {
         for (millionths, rounds) in [(990_000, 1), (999_000, 10)] {
-            let sketches = sketches(millionths);
+            let histograms = histograms(millionths);
             for _ in 0..rounds {
-                assert!(!sketches.add(None, 10_000 * MS, 0));
-                assert_eq!(add_all(&sketches, None, 0), 0);
+                assert!(!histograms.add(None, 10_000 * MS, 0));
+                assert_eq!(add_all(&histograms, None, 0), 0);
             }
-            assert!(sketches.add(None, 11_000 * MS, 0));
+            assert!(histograms.add(None, 11_000 * MS, 0));
         }
     }
 
@@ -259,9 +256,9 @@ mod tests {
     fn the_share_of_spans_above_the_limit_matches_the_percentile() {
         for (millionths, expected) in [(990_000, 10), (900_000, 100), (500_000, 500)] {
             for route in [None, Some(1)] {
-                let sketches = sketches(millionths);
-                add_all(&sketches, route, 0);
-                let above = add_all(&sketches, route, 0);
+                let histograms = histograms(millionths);
+                add_all(&histograms, route, 0);
+                let above = add_all(&histograms, route, 0);
                 // The histogram rounds by up to 1 %.
                 assert!(above <= expected && above + expected / 10 + 5 >= expected, "{above}");
             }
@@ -270,28 +267,28 @@ mod tests {
 
     #[test]
     fn spans_are_compared_with_those_of_their_route() {
-        let sketches = sketches(990_000);
+        let histograms = histograms(990_000);
         let (get, put) = (Some(1), Some(2));
-        add_all(&sketches, get, 0);
-        lengths().for_each(|wall_ns| _ = sketches.add(put, wall_ns / 1_000, 0));
-        let is_rare = |route, ms| sketches.add(route, ms * MS, 0);
+        add_all(&histograms, get, 0);
+        lengths().for_each(|wall_ns| _ = histograms.add(put, wall_ns / 1_000, 0));
+        let is_rare = |route, ms| histograms.add(route, ms * MS, 0);
         assert_eq!([is_rare(get, 900), is_rare(get, 1_100)], [false, true]);
         assert_eq!([is_rare(put, 2), is_rare(None, 800)], [true, false]);
-        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), 2);
-        sketches.forget();
-        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), 0);
-        let holds_memory = || sketches.known.lock().all.is_some();
+        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), 2);
+        histograms.forget();
+        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), 0);
+        let holds_memory = || histograms.known.lock().all.is_some();
         assert!(!holds_memory() && !is_rare(get, 100_000) && !is_rare(None, 100_000));
         assert!(!holds_memory());
-        sketches.resume();
+        histograms.resume();
         assert!(!is_rare(get, 100_000) && holds_memory(), "it begins anew");
     }
 
     #[test]
     fn names_of_which_there_are_too_many_have_no_percentile_and_are_counted() {
         let (counts, counters) = (Arc::default(), Arc::default());
-        let new = || Sketches::new(500_000, &counts, &counters);
-        let names: Vec<_> = (0..MOST_SKETCHES).map(|_| new()).collect();
+        let new = || WallHistograms::new(500_000, &counts, &counters);
+        let names: Vec<_> = (0..MAX_HISTOGRAMS).map(|_| new()).collect();
         names.iter().for_each(|one| _ = one.add(None, MS, 0));
         let one_more = new();
         let is_ever_rare = || (1..1_000).any(|ms| one_more.add(Some(1), ms * MS, 0));
@@ -306,61 +303,61 @@ mod tests {
     /// Each span has a route of its own, or the rest of the layer has taken all places.
     #[test]
     fn spans_of_too_many_routes_are_compared_with_each_other() {
-        let sketches = sketches(990_000);
+        let histograms = histograms(990_000);
         let mut routes = 0..;
-        let mut add = |wall_ns| sketches.add(routes.next(), wall_ns, 0);
+        let mut add = |wall_ns| histograms.add(routes.next(), wall_ns, 0);
         assert_eq!(lengths().filter(|wall_ns| add(*wall_ns)).count(), 0);
         let above = lengths().filter(|wall_ns| add(*wall_ns)).count();
         assert!((5..=10).contains(&above), "{above}");
         assert!(add(1_100 * MS));
-        assert_eq!(sketches.counts.routes.load(Ordering::Relaxed), MOST_SKETCHES);
-        let shared = sketches.counters.rules.percentiles_shared.load(Ordering::Relaxed);
-        assert_eq!(shared, 2_001 - 2 * MOST_SKETCHES as u64);
+        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), MAX_HISTOGRAMS);
+        let shared = histograms.counters.rules.percentiles_shared.load(Ordering::Relaxed);
+        assert_eq!(shared, 2_001 - 2 * MAX_HISTOGRAMS as u64);
     }
 
     #[test]
     fn routes_with_many_spans_keep_their_place_and_get_one() {
-        let sketches = sketches(990_000);
-        add_all(&sketches, Some(1), 0);
+        let histograms = histograms(990_000);
+        add_all(&histograms, Some(1), 0);
         let flood = |now_ns| {
-            (1_000..2_000).for_each(|route| _ = sketches.add(Some(route), 9_000 * MS, now_ns));
+            (1_000..2_000).for_each(|route| _ = histograms.add(Some(route), 9_000 * MS, now_ns));
         };
         flood(0);
-        assert!(sketches.add(Some(1), 1_100 * MS, 0), "it has kept its place");
-        let late = |now_ns| add_all(&sketches, Some(2), now_ns);
+        assert!(histograms.add(Some(1), 1_100 * MS, 0), "it has kept its place");
+        let late = |now_ns| add_all(&histograms, Some(2), now_ns);
         assert_eq!(late(0), 0);
         late(WINDOW_NS);
         flood(WINDOW_NS);
-        assert!(sketches.add(Some(2), 1_100 * MS, WINDOW_NS), "it has a place now");
-        assert!(sketches.counts.routes.load(Ordering::Relaxed) <= MOST_SKETCHES);
-        let counts = Arc::clone(&sketches.counts);
-        drop(sketches);
+        assert!(histograms.add(Some(2), 1_100 * MS, WINDOW_NS), "it has a place now");
+        assert!(histograms.counts.routes.load(Ordering::Relaxed) <= MAX_HISTOGRAMS);
+        let counts = Arc::clone(&histograms.counts);
+        drop(histograms);
         assert_eq!(counts.routes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn old_spans_are_forgotten() {
-        let sketches = sketches(900_000);
-        add_all(&sketches, None, 0);
+        let histograms = histograms(900_000);
+        add_all(&histograms, None, 0);
         // The service is ten times faster now.
         let above =
-            |now_ns| lengths().filter(|wall_ns| sketches.add(None, wall_ns / 10, now_ns)).count();
+            |now_ns| lengths().filter(|wall_ns| histograms.add(None, wall_ns / 10, now_ns)).count();
         assert_eq!(above(WINDOW_NS), 0);
         above(2 * WINDOW_NS);
         assert!(above(2 * WINDOW_NS) > 50);
         // After a pause, the windows are empty.
-        assert!(!sketches.add(None, u64::MAX, 9 * WINDOW_NS));
+        assert!(!histograms.add(None, u64::MAX, 9 * WINDOW_NS));
     }
 
     #[test]
     fn only_spans_that_may_be_rare_wait_for_another_thread() {
-        let sketches = sketches(500_000);
-        add_all(&sketches, None, 0);
-        add_all(&sketches, None, 0);
-        let counted = || sketches.known.lock().all.as_ref().map(|all| all.filling.len());
-        let known = sketches.known.lock();
+        let histograms = histograms(500_000);
+        add_all(&histograms, None, 0);
+        add_all(&histograms, None, 0);
+        let counted = || histograms.known.lock().all.as_ref().map(|all| all.filling.len());
+        let known = histograms.known.lock();
         std::thread::scope(|scope| {
-            let add = |ms| sketches.add(None, ms * MS, 0);
+            let add = |ms| histograms.add(None, ms * MS, 0);
             assert!(!scope.spawn(move || add(400)).join().unwrap(), "it does not wait");
             let waits = scope.spawn(move || add(600));
             drop(known);

@@ -12,7 +12,6 @@ use crate::span::{
     SUSPECT, WATCHED,
 };
 
-/// What a [`Plan`] depends on besides its rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanSettings {
     pub(crate) ticks_a_second: u64,

@@ -4,14 +4,13 @@
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
-use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tracing::Metadata;
 
 use super::fields::FieldRules;
-use super::percentile::Sketches;
+use super::percentile::WallHistograms;
 use super::{Condition, Keep};
 use crate::facts::format::nanoseconds;
 use crate::redact::Redaction;
@@ -41,7 +40,6 @@ impl CompiledRule {
         Self { id, keep, hung_ns, open_ns, text: OnceLock::new() }
     }
 
-    /// The conditions, for reports.
     pub(crate) fn text(&self, names: &Redaction) -> Arc<str> {
         let text = || names.redact_span(&self.keep.to_string()).into();
         Arc::clone(self.text.get_or_init(text))
@@ -55,85 +53,41 @@ pub(crate) struct Callsite {
     pub(crate) metadata: &'static Metadata<'static>,
     /// See [`ShownFields::of`](super::ShownFields::of).
     pub(crate) shown_fields: u64,
-    /// The rule that decided.
     pub(crate) rule: Arc<CompiledRule>,
     /// Present if values select between this plan and others.
     pub(super) fields: Option<Arc<FieldRules>>,
-    /// Present if judging a span needs the other spans of its rule.
-    pub(super) cohort: Option<Arc<Cohort>>,
-    pub(super) is_in_force: AtomicBool,
+    /// Those of all spans of this rule and name, if it has a percentile.
+    pub(super) histograms: Option<Arc<WallHistograms>>,
 }
 
 impl Callsite {
-    /// Whether this span is the one that `one_in` keeps.
-    #[cold]
+    /// By chance, so that threads with few spans have their share.
     pub(crate) fn is_chosen(&self) -> bool {
-        let chosen = |(cohort, number): (&Arc<Cohort>, _)| cohort.is_due(number);
-        self.cohort.as_ref().zip(self.rule.keep.one_in()).is_some_and(chosen)
+        let one_in = self.rule.keep.one_in().map(|number| u128::from(number.get()));
+        one_in.is_some_and(|number| (u128::from(random()) * number) >> u64::BITS == 0)
     }
 }
-
-/// What is counted for the spans of one rule and name.
-#[derive(Debug)]
-pub(super) struct Cohort {
-    /// Unique in this process, and not 0.
-    id: u64,
-    /// A thread counts its spans for `one_in`.
-    is_counted: AtomicBool,
-    /// Present if the rule has a percentile.
-    pub(super) sketches: Option<Sketches>,
-}
-
-/// The spans of one cohort on one thread.
-#[derive(Clone, Copy)]
-struct Countdown {
-    cohort: u64,
-    /// The span that is chosen is that many ahead.
-    left: u32,
-}
-
-/// As many as a thread is likely to have at a time. One that takes the place of another begins anew.
-const COUNTDOWNS: usize = 16;
 
 thread_local! {
-    static COUNTDOWNS_HERE: [Cell<Countdown>; COUNTDOWNS] =
-        const { [const { Cell::new(Countdown { cohort: 0, left: 0 }) }; COUNTDOWNS] };
+    /// 0 before the first number.
+    pub(crate) static RANDOM: Cell<u64> = const { Cell::new(0) };
 }
 
-impl Cohort {
-    pub(super) fn new(sketches: Option<Sketches>) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, is_counted: AtomicBool::new(false), sketches }
-    }
-
-    /// Whether one more span is the one in `number`.
-    ///
-    /// Each thread counts for itself, since threads that count together wait for each other's cache line at each span.
-    /// On the first one it is the last of each `number` spans. The others begin at random, so that threads that end
-    /// early have their share, too.
-    fn is_due(&self, number: NonZeroU32) -> bool {
-        COUNTDOWNS_HERE.with(|all| {
-            let at = (self.id % COUNTDOWNS as u64) as usize;
-            let Some(place) = all.get(at) else { return false };
-            let Countdown { cohort, left } = place.get();
-            let left = if cohort == self.id && left > 0 { left } else { self.begin(number) };
-            let is_due = left == 1;
-            let left = if is_due { number.get() } else { left - 1 };
-            place.set(Countdown { cohort: self.id, left });
-            is_due
-        })
-    }
-
+/// Another random number each time, of which the first bits are to be used: a linear congruential generator. No two threads
+/// wait for a cache line.
+#[inline]
+pub(crate) fn random() -> u64 {
     #[cold]
-    fn begin(&self, number: NonZeroU32) -> u32 {
-        if !self.is_counted.swap(true, Ordering::Relaxed) {
-            return number.get();
-        }
-        // Its keys are random.
-        let random = RandomState::new().hash_one(self.id);
-        (random % u64::from(number.get())) as u32 + 1
+    fn seed() -> u64 {
+        RandomState::new().hash_one(())
     }
+    let state = match RANDOM.get() {
+        0 => seed(),
+        state => state,
+    };
+    let next = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+    RANDOM.set(next);
+    next
 }
 
 /// The compiled rules by number. They live as long as the layer, so that hooks read them without a lock.
@@ -141,7 +95,7 @@ impl Cohort {
 pub(super) struct Plans {
     /// Each has twice as many places as the one before it.
     blocks: [Block; BLOCKS],
-    /// The shortest time, in nanoseconds, after which an open span may have to be kept; `u64::MAX` if none.
+    /// The shortest time, in nanoseconds, after which an open span may have to be kept, by the rules so far; `u64::MAX` if none.
     pub(super) least_limit_ns: AtomicU64,
     /// The shortest `sampling_delay`, in ticks, except of plans that sample from the enter.
     pub(super) least_age: AtomicU64,
@@ -178,10 +132,6 @@ impl Plans {
         _ = block.get(at).map(|place| place.set(callsite));
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Callsite> {
-        self.blocks.iter().filter_map(OnceLock::get).flatten().filter_map(OnceLock::get)
-    }
-
     pub(super) fn lower_limits(&self, Callsite { plan, rule, .. }: &Callsite) {
         for limit_ns in rule.hung_ns.into_iter().chain(rule.open_ns) {
             self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
@@ -189,58 +139,5 @@ impl Plans {
         if plan.sampling_delay > 0 && !rule.keep.is_never() {
             self.least_age.fetch_min(plan.sampling_delay, Ordering::Relaxed);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn kept_of(cohort: &Cohort, spans: u32, number: u32) -> Vec<u32> {
-        let number = NonZeroU32::new(number).unwrap();
-        (1..=spans).filter(|_| cohort.is_due(number)).collect()
-    }
-
-    fn on_another_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
-    }
-
-    #[test]
-    fn one_in_n_on_each_thread() {
-        for number in [1, 2, 3, 100] {
-            let cohort = Cohort::new(None);
-            let each: Vec<_> = (1..=7).map(|times| times * number).collect();
-            assert_eq!(kept_of(&cohort, 7 * number, number), each);
-            for _ in 0..3 {
-                let kept = on_another_thread(|| kept_of(&cohort, 7 * number, number));
-                assert_eq!(kept.len(), 7, "{kept:?}");
-                assert!(kept.windows(2).all(|two| two[1] - two[0] == number), "{kept:?}");
-            }
-        }
-    }
-
-    /// Threads that end before they have had `number` spans have their share, too.
-    #[test]
-    fn one_in_n_of_threads_with_one_span() {
-        let cohort = Cohort::new(None);
-        assert_eq!(kept_of(&cohort, 3, 4), Vec::<u32>::new());
-        let threads = if cfg!(miri) { 64 } else { 512 };
-        let kept = (0..threads).filter(|_| on_another_thread(|| kept_of(&cohort, 1, 4)) == vec![1]);
-        // Twelve standard deviations.
-        assert!(kept.count().abs_diff(threads / 4) < 3 * threads / 12);
-    }
-
-    #[test]
-    fn cohorts_that_share_a_place_have_their_share() {
-        let cohorts: Vec<_> = (0..=COUNTDOWNS).map(|_| Cohort::new(None)).collect();
-        let number = NonZeroU32::new(4).unwrap();
-        let mut kept = vec![0; cohorts.len()];
-        for _ in 0..4_000 {
-            cohorts
-                .iter()
-                .zip(&mut kept)
-                .for_each(|(one, kept)| *kept += i32::from(one.is_due(number)));
-        }
-        assert!(kept.iter().all(|kept| (kept - 1_000).abs() < 330), "{kept:?}");
     }
 }

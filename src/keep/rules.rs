@@ -31,7 +31,6 @@ const ENABLED_LEVEL: Level = Level::INFO;
 const INFRASTRUCTURE: [&str; 9] =
     ["actix_rt", "h2", "hyper", "hyper_util", "quinn", "quinn_proto", "runtime", "rustls", "tokio"];
 
-/// A field that a span must have, and its value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FieldMatch {
     pub(super) name: String,
@@ -119,7 +118,6 @@ impl Rule {
         Self { max_level: Some(level), ..self }
     }
 
-    /// A rule that matches every span.
     pub(crate) fn any() -> &'static Self {
         static ANY: Rule = Rule::for_all(Keep::never());
         &ANY
@@ -151,7 +149,6 @@ impl Rule {
             && !(self.is_for_all() && INFRASTRUCTURE.contains(&library))
     }
 
-    /// Whether the rule depends on the values of a span's fields.
     pub(crate) fn needs_values(&self) -> bool {
         self.fields.iter().any(|field| field.value.is_some())
     }
@@ -234,7 +231,6 @@ thread_local! {
 pub struct Rules(Vec<Rule>);
 
 impl Default for Rules {
-    /// `250ms|error`, for every span.
     fn default() -> Self {
         Self::new([Rule::for_all(Keep::slower_than(DEFAULT_LATENCY).or_failed())])
     }
@@ -279,7 +275,6 @@ impl Rules {
         candidates
     }
 
-    /// Whether a rule keeps spans that failed.
     pub(crate) fn judge_errors(&self) -> bool {
         self.iter().any(|rule| rule.keep.judges_errors())
     }

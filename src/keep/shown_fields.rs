@@ -81,7 +81,6 @@ fn is_value(segment: &str) -> bool {
     segment.len() > LONG || digits > 0 && (segment.len() > 3 || digits == segment.len())
 }
 
-/// The methods of HTTP.
 const METHODS: [&str; 10] =
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"];
 
@@ -113,7 +112,6 @@ fn bit_of(field: &Field) -> u64 {
     u32::try_from(field.index()).ok().and_then(|index| 1_u64.checked_shl(index)).unwrap_or(0)
 }
 
-/// The values of a span's fields that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct FieldValues(SmallVec<[(&'static str, String); 2]>);
 
@@ -180,7 +178,6 @@ impl FieldValues {
         self.0.is_empty()
     }
 
-    /// The same fields, with changed values.
     pub(crate) fn map(self, change: impl Fn(&str) -> String) -> Self {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
     }

@@ -16,9 +16,9 @@ use crate::text::beginning;
 pub(crate) type OwnDispatch = Arc<RwLock<Option<WeakDispatch>>>;
 
 /// Spans with further routes have their bare names.
-const MOST_ROUTES: usize = 1_000;
+const MAX_ROUTES: usize = 1_000;
 /// The number of spans that closed last and are remembered: the collector asks for them in its next round.
-const MOST_CLOSED: usize = 256;
+const MAX_CLOSED: usize = 256;
 /// The number of a name is that of the plan, and above these bits that of the route.
 const PLAN_BITS: u32 = 48;
 
@@ -31,7 +31,6 @@ pub(crate) struct SpanNames {
 }
 
 impl Callsites {
-    /// The name of the spans with that plan.
     pub(crate) fn name_of(&self, plan: u64) -> Option<&'static str> {
         Some(self.get(plan)?.metadata.name())
     }
@@ -60,7 +59,6 @@ impl SpanNames {
         }
     }
 
-    /// These values, redacted.
     pub(crate) fn values_of(&self, id: RegistryId) -> FieldValues {
         let values = self.read(id, FieldValues::clone).unwrap_or_default();
         values.map(|value| self.redaction.redact_span(value).into())
@@ -78,7 +76,7 @@ impl SpanNames {
         if let Some(number) = numbers.get(&route) {
             return number << PLAN_BITS;
         }
-        if routes.len() == MOST_ROUTES {
+        if routes.len() == MAX_ROUTES {
             return 0;
         }
         routes.push(Arc::clone(&route));
@@ -90,7 +88,7 @@ impl SpanNames {
     pub(crate) fn note_closing(&self, id: RegistryId, key: SpanKey) {
         let route = self.route_of(id);
         let closed = &mut self.known.lock().closed;
-        closed.truncate(MOST_CLOSED - 1);
+        closed.truncate(MAX_CLOSED - 1);
         closed.push_front((key, route));
     }
 

@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use regex_lite::{Regex, RegexBuilder};
 
-/// A value that a rule wants a field to have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WantedValue {
-    /// This text.
     Text(String),
     Pattern(ValuePattern),
 }
@@ -24,9 +22,9 @@ pub(super) struct ValuePattern {
 /// The characters by which a text is a pattern.
 const SPECIAL: [char; 14] = ['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 /// The most memory that a pattern may take once it is compiled. The time to match a value grows with it.
-const MOST_COMPILED_BYTES: usize = 16 * 1024;
+const MAX_COMPILED_BYTES: usize = 16 * 1024;
 /// Of a longer value, only the beginning is matched.
-const MOST_MATCHED_BYTES: usize = 1024;
+const MAX_MATCHED_BYTES: usize = 1024;
 
 impl WantedValue {
     /// The meaning of a value without quotes, as in `EnvFilter`: numbers are compared as values, and other text is a
@@ -45,7 +43,6 @@ impl WantedValue {
         }
     }
 
-    /// Whether it is that string.
     pub(super) fn is_str(&self, value: &str) -> bool {
         match self {
             Self::Text(text) => text == value,
@@ -53,7 +50,6 @@ impl WantedValue {
         }
     }
 
-    /// Whether it is that number.
     pub(super) fn is_f64(&self, value: f64) -> bool {
         match self {
             Self::Text(text) => {
@@ -85,17 +81,16 @@ impl ValuePattern {
 
     fn matches(&self, value: &str) -> bool {
         // A character may be cut.
-        let most = value.len().min(MOST_MATCHED_BYTES);
+        let most = value.len().min(MAX_MATCHED_BYTES);
         let beginning = (0..=most).rev().find_map(|end| value.get(..end));
         self.text == value || beginning.is_some_and(|beginning| self.whole.is_match(beginning))
     }
 }
 
 fn compiled(pattern: &str) -> Result<Regex, regex_lite::Error> {
-    RegexBuilder::new(pattern).size_limit(MOST_COMPILED_BYTES).build()
+    RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build()
 }
 
-/// Patterns of the same text are equal.
 impl PartialEq for ValuePattern {
     fn eq(&self, other: &Self) -> bool {
         self.text == other.text

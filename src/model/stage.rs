@@ -33,14 +33,14 @@ use crate::keep::{
 };
 use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
-use crate::publish::{FlushRequest, Job, LogItem, PublishSettings, Questions};
-use crate::references::ReferenceLimits;
+use crate::publish::{FlushRequest, Job, LogItem, PendingReplies, PublishSettings};
+use crate::references::{ReferenceLimits, References};
 use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{SpanKey, Spans};
 use crate::start::{Limits, Parts, build};
 use crate::stats::{Counters, Stats};
 use crate::sys::{Clock, Poller};
-use crate::threads::{LoadLimits, ThreadSettings, Timing};
+use crate::threads::{ThreadSettings, Timing};
 
 const STATUS: &str = "otel.status_code";
 /// Open spans get a snapshot after this time.
@@ -195,6 +195,8 @@ impl Stage {
         let many = 1 << 20;
         let gate = Gate::new();
         gate.open();
+        let none = ReferenceLimits::NONE;
+        let references = References::new(none, Default::default(), Arc::clone(&counters));
         let (engine, mut collector, worker) = build(Parts {
             spans: Spans::new(clock, source, Arc::clone(&counters)).without_idle_reports(),
             callsites: Callsites::new(
@@ -219,8 +221,7 @@ impl Stage {
                 pending_spans: many as usize,
                 threads: ThreadSettings {
                     // The collector spends real CPU time, while the clock is the script's.
-                    pace: Timing::FASTEST,
-                    shed: LoadLimits::default(),
+                    timing: Timing::FASTEST,
                     cpu_percent: None,
                     waits: true,
                 },
@@ -248,7 +249,7 @@ impl Stage {
             warnings: Vec::new(),
             otel: OtelSettings::default(),
             names: crate::keep::SpanNames::default(),
-            references: ReferenceLimits::NONE.into(),
+            references,
         });
         collector.threads.idle = Duration::MAX;
         engine_source.set_scripted(Box::new(scripted.clone()));
@@ -355,7 +356,7 @@ impl Stage {
             Step::SwitchIn { thread } => self.scripted.switch_in(thread),
             Step::Round { flush, detach } => {
                 if flush {
-                    let (done, _) = Questions::default().ask().unwrap();
+                    let (done, _) = PendingReplies::default().ask().unwrap();
                     let waiting = FlushRequest { done, deadline: Instant::now() };
                     _ = self.commands.send(Command::Flush(waiting));
                 }

@@ -52,7 +52,6 @@ pub fn span_attributes() -> impl Iterator<Item = &'static str> {
     TEXTS.iter().map(|(name, _)| *name).chain(Measure::major().map(Measure::attribute))
 }
 
-/// Names and values of a span's attributes.
 pub(crate) type SpanAttributes = Vec<(Cow<'static, str>, Value)>;
 
 /// The names to use for the attributes, in the order of [`span_attributes`].
@@ -70,7 +69,6 @@ impl AttributeNames {
         Self(span_attributes().map(|ours| name(ours).map(Into::into)).collect())
     }
 
-    /// The attributes of a kept span.
     pub(crate) fn of(&self, span: &KeptSpan) -> SpanAttributes {
         let measured = |measure: Measure| Some(Value::of_number(measure.notable(span.facts())?));
         let texts = TEXTS.iter().map(|(_, value)| value(span));

@@ -76,7 +76,6 @@ static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
 pub struct KeptTraces<P> {
     next: Arc<P>,
     choice: TraceChoice,
-    /// The bounds of spans and bytes.
     bounds: (usize, usize),
     /// From the first span on; `None` if all spans are to be passed on, or no thread can be started.
     held: OnceLock<Option<Arc<HeldTraces>>>,
@@ -204,16 +203,13 @@ fn all_here() -> Vec<Arc<HeldTraces>> {
     all.iter().filter_map(Weak::upgrade).filter(here).collect()
 }
 
-/// What the processors of this process have done.
 pub(crate) fn trace_stats() -> TraceStats {
     let held = all_here().iter().map(|held| held.spans()).sum();
     TraceStats { held, ..TraceStats::from(&*COUNTERS) }
 }
 
-/// What becomes of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum TraceVerdict {
-    /// Not decided.
     Open,
     /// Its spans go on, with that rejection threshold if it is known.
     GoesOn(Option<u64>),
@@ -326,7 +322,6 @@ impl Shard {
     }
 }
 
-/// What a processor holds.
 struct HeldTraces {
     shards: [CachePadded<Mutex<Shard>>; SHARDS],
     choice: TraceChoice,
@@ -373,7 +368,6 @@ impl HeldTraces {
         self.shards.iter().map(held).sum::<usize>() as u64
     }
 
-    /// A span has started.
     fn begin(&self, id: TraceId, is_forced: bool) {
         let mut shard = self.shard(id);
         if shard.traces.get(&id).is_none_or(|trace| trace.open == 0)
@@ -396,7 +390,6 @@ impl HeldTraces {
         trace.open += 1;
     }
 
-    /// A span has ended.
     fn end(&self, span: SpanData) {
         let id = span.span_context.trace_id();
         let bytes = bytes_of(&span).max(self.least);
@@ -437,7 +430,6 @@ impl HeldTraces {
         }
     }
 
-    /// A layer has kept a span.
     fn keep(&self, id: TraceId) {
         let shard = self.shard(id);
         if shard.traces.get(&id).is_some_and(|trace| trace.verdict == TraceVerdict::Open) {

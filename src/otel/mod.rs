@@ -29,7 +29,6 @@ pub(crate) use otel_span::OtelSpan;
 pub(crate) use trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 pub(crate) use unreached::UnreachedSpans;
 
-/// How OpenTelemetry spans and profiles refer to each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OtelSettings {
     pub(crate) attributes: AttributeNames,

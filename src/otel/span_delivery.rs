@@ -27,7 +27,6 @@ const LONGEST_SHUTDOWN: Duration = Duration::from_secs(60 * 60);
 /// Those of all processors of the process.
 pub(super) static COUNTERS: LazyLock<TraceCounters> = LazyLock::new(TraceCounters::default);
 
-/// Spans, and the bytes that they count for.
 #[derive(Debug, Default)]
 pub(super) struct Lot {
     pub(super) spans: Vec<SpanData>,
@@ -53,7 +52,6 @@ struct SharedBytes {
     /// Those of spans that wait to be passed on.
     waiting: AtomicUsize,
     most_waiting: usize,
-    /// When a shutdown must be over.
     ends_at: OnceLock<Instant>,
 }
 

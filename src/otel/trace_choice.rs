@@ -4,7 +4,6 @@ pub(crate) const EXPECTED: &str = match cfg!(feature = "opentelemetry-sdk") {
     true => "all, or kept, kept|one_in=100, kept|one_in=100|sampled_parents",
     false => "nothing: the feature `opentelemetry-sdk` of tracing-profiling is not on",
 };
-/// One in how many ordinary traces.
 const DEFAULT_ONE_IN: u32 = 100;
 
 /// Which traces go on beside those of kept and failed spans.

@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
-use super::ending::Ending;
-use super::outbox::{Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing};
+use super::ending::ShutdownResult;
+use super::outbox::{
+    Content, DOUBT, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing,
+};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
 use crate::export::remote::{Answer, QueueLimits, RefusedScope};
@@ -33,8 +35,7 @@ use crate::sys::{Files, FilesGuard};
 const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
 const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
 /// A profile that could not be delivered for this long is given up, as receivers reject older ones.
-const MOST_AGE: Duration = Duration::from_secs(60 * 60);
-/// How often a problem is logged.
+const MAX_AGE: Duration = Duration::from_secs(60 * 60);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Delivers profiles. Runs on the exporting thread.
@@ -46,9 +47,7 @@ pub(super) struct Delivery {
     outbox: Outbox,
     /// A remote's. Of others there are none.
     pub(super) answers: Receiver<Answer>,
-    /// Set since an attempt has failed.
     outage: Option<Outage>,
-    /// The number of lost profiles at the last flush.
     lost: u64,
     age: Duration,
     has_logged_loss: bool,
@@ -70,7 +69,7 @@ pub(crate) struct PublishState {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) redaction: Arc<Redaction>,
     pub(crate) references: Arc<References>,
-    pub(crate) ending: Arc<Ending>,
+    pub(crate) ending: Arc<ShutdownResult>,
 }
 
 /// Whether the profile is one of the process, of which nothing is reported: no span was kept.
@@ -96,7 +95,7 @@ impl Delivery {
             answers: channel::never(),
             outage: None,
             lost: 0,
-            age: MOST_AGE,
+            age: MAX_AGE,
             has_logged_loss: false,
             has_logged_failure: problem.is_some(),
             has_logged_process: false,
@@ -141,16 +140,9 @@ impl Delivery {
             return None;
         }
         let waits = !self.outbox.queue.is_empty();
-        let failing = self.failing().filter(|_| !self.is_tested());
-        failing.map(|outage| outage.until).or_else(|| waits.then(Instant::now))
+        self.failing().map(|outage| outage.until).or_else(|| waits.then(Instant::now))
     }
 
-    /// Whether a profile is at hand that can show whether the receiver refuses all.
-    fn is_tested(&self) -> bool {
-        self.failing().is_some_and(Outage::is_doubt) && self.outbox.has(|it| it.message().is_some())
-    }
-
-    /// Adds a profile to the outbox.
     pub(super) fn deliver(&mut self, held: Box<HeldProfile>) {
         // Process pending answers first.
         while let Ok(answer) = self.answers.try_recv() {
@@ -175,7 +167,7 @@ impl Delivery {
                 self.outbox.take(Outgoing::is_whole)
             && self.hand_over(held)
         {}
-        if is_due || self.is_tested() {
+        if is_due {
             self.send_next();
         }
         self.take_stock();
@@ -268,7 +260,7 @@ impl Delivery {
 
     /// Exports a profile. For a remote, it is added to the outbox, or written to the fallback directory.
     fn export(&mut self, profile: &Profile, since: Instant) -> Result<Vec<PathBuf>, ExportError> {
-        let problem = self.problem().filter(|_| !self.failing().is_some_and(Outage::is_doubt));
+        let problem = self.problem();
         let is_ended = self.failing().is_some_and(|outage| outage.cause == OutageCause::Ended);
         let Some(remote) = self.exporter.remote() else {
             return Ok(self.exporter.export(profile)?.files);
@@ -305,7 +297,7 @@ impl Delivery {
             Content::Whole(_) => false,
             Content::Encoded { .. } => true,
             // A receiver that refuses all profiles gets no stored ones, which can wait.
-            Content::Stored(_) => !cause.is_some_and(OutageCause::refuses),
+            Content::Stored(_) => cause != Some(OutageCause::Refuses),
         };
         while let (None, Some(remote)) = (&self.outbox.sending, self.exporter.remote()) {
             let Some(outgoing) = self.outbox.take(can_go) else {
@@ -381,12 +373,12 @@ impl Delivery {
                 let is_logged = self.warn(refuses(problem.clone()));
                 let is_of_process = sent.as_ref().is_some_and(|it| it.is_of_process);
                 let may_refuse_all = match is_of_process {
-                    true => self.failing().is_some_and(|it| it.cause.refuses()),
+                    true => self.failing().is_some_and(|it| it.cause == OutageCause::Refuses),
                     false => self.shared.health.note_refused(),
                 };
                 self.owes_all_clear |= is_logged && may_refuse_all;
                 match may_refuse_all {
-                    true => self.fail(None, problem, OutageCause::MayRefuse),
+                    true => self.fail(Some(DOUBT), problem, OutageCause::Refuses),
                     false => self.outage = None,
                 }
                 // It must not be sent again. Only another profile can show whether all are refused.
@@ -423,7 +415,6 @@ impl Delivery {
         self.count(outcome, outgoing.is_of_process);
     }
 
-    /// Counts a profile.
     fn count(&self, outcome: DeliveryOutcome, is_of_process: bool) {
         let PublishState { counters, health, .. } = &self.shared;
         let counter = match outcome {
@@ -685,11 +676,12 @@ mod tests {
         let (counters, redaction) = (Arc::<Counters>::default(), Arc::<Redaction>::default());
         let reporter = Arc::new(Reporter::new(Arc::clone(&counters), Arc::default(), false));
         let health = Arc::new(ExporterHealth::new(true, false));
-        let references = References::new(ReferenceLimits::NONE, Arc::clone(&counters));
+        let references =
+            References::new(ReferenceLimits::NONE, Default::default(), Arc::clone(&counters));
         PublishState {
             counters,
             health,
-            ending: Arc::new(Ending::new(Arc::downgrade(&reporter)).0),
+            ending: Arc::new(ShutdownResult::new(Arc::downgrade(&reporter)).0),
             reporter,
             redaction,
             references: Arc::new(references),
@@ -922,25 +914,26 @@ mod tests {
         deliver(&mut delivery);
         deliver_of_process(&mut delivery);
         receive(&mut delivery, never(RefusedScope::Request));
-        receive(&mut delivery, never(RefusedScope::Request));
-        assert_eq!(stats(&delivery).continuous.dropped_export_failed, 6);
         assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
-        deliver_of_process(&mut delivery);
-        assert_eq!(line.sent(), [1; 8]);
+        pass_pause(&mut delivery);
+        assert_eq!(line.sent(), [1; 7]);
         receive(&mut delivery, accepted());
         assert!(delivery.shared.health.accepts.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn what_waits_is_sent_although_all_may_be_refused() {
+    fn what_waits_is_sent_one_by_one_while_all_may_be_refused() {
         let (mut delivery, line) = unproven();
         (0..3).for_each(|_| deliver(&mut delivery));
-        receive(&mut delivery, never(RefusedScope::Request));
-        receive(&mut delivery, never(RefusedScope::Request));
-        assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
+        for _ in 0..2 {
+            receive(&mut delivery, never(RefusedScope::Request));
+            assert_eq!(line.sent(), [1]);
+            assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
+            pass_pause(&mut delivery);
+        }
         receive(&mut delivery, accepted());
         assert!(delivery.shared.health.accepts.load(Ordering::Relaxed) && held(&delivery) == 0);
-        assert_eq!(line.sent(), [1; 3]);
+        assert_eq!(line.sent(), [1]);
     }
 
     fn pass_pause(delivery: &mut Delivery) {

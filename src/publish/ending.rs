@@ -16,7 +16,7 @@ use crate::sys::{self, Uncounted};
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
-pub(crate) struct Ending {
+pub(crate) struct ShutdownResult {
     /// Whether everything is delivered. None if the thread that delivers has failed.
     pub(super) answer: OnceLock<FlushResult>,
     /// Closed when that thread ends, in any way.
@@ -27,14 +27,13 @@ pub(crate) struct Ending {
     made_in: u32,
 }
 
-impl Ending {
+impl ShutdownResult {
     /// The second value is dropped by the thread that delivers, at its end.
     pub(crate) fn new(reporter: Weak<Reporter>) -> (Self, Sender<Infallible>) {
         let ((delivers, is_over), made_in) = (channel::bounded(0), sys::fork_generation());
         (Self { answer: OnceLock::new(), is_over, reporter, made_in }, delivers)
     }
 
-    /// Waits until everything is delivered and reported.
     pub(crate) fn wait(&self, deadline: Instant) -> FlushResult {
         // Locks may be held forever there.
         if self.made_in != sys::fork_generation() {
@@ -65,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_first_answer_is_that_of_all_who_wait() {
-        let (ending, delivers) = Ending::new(Weak::new());
+        let (ending, delivers) = ShutdownResult::new(Weak::new());
         let late = Err(FlushError::Timeout(FlushStage::Collection));
         assert_eq!(ending.wait(Instant::now()), late);
         let start = Instant::now();
@@ -85,14 +84,14 @@ mod tests {
 
     #[test]
     fn a_thread_that_fails_is_an_answer() {
-        let (ending, delivers) = Ending::new(Weak::new());
+        let (ending, delivers) = ShutdownResult::new(Weak::new());
         drop(delivers);
         assert_eq!(ending.wait(Instant::now()), Err(FlushError::Ended));
     }
 
     #[test]
     fn a_thread_of_the_layer_does_not_wait_for_itself() {
-        let (of_layer, _delivers) = Ending::new(Weak::new());
+        let (of_layer, _delivers) = ShutdownResult::new(Weak::new());
         let deadline = Instant::now() + Duration::from_secs(60);
         let (answer, answered) = std::sync::mpsc::channel();
         let wait = move || answer.send(of_layer.wait(deadline)).unwrap();

@@ -6,13 +6,12 @@ use std::time::SystemTime;
 use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::{Delivery, PublishState};
-use super::job::{FlushRequest, LastDelivery};
+use super::job::{FlushRequest, ShutdownDeadline};
 use super::outbox::HeldProfile;
 use crate::error::FlushError;
 use crate::history::HourlyHistory;
 use crate::keep::Kept;
 
-/// A message to the exporting thread.
 #[derive(Debug)]
 pub(super) enum ExportJob {
     Deliver(Box<HeldProfile>),
@@ -21,7 +20,7 @@ pub(super) enum ExportJob {
     /// Acknowledge once all earlier profiles are delivered.
     Done(FlushRequest),
     /// Stop when all earlier profiles are delivered.
-    Stop(LastDelivery),
+    Stop(ShutdownDeadline),
 }
 
 pub(super) struct ExportThread {
@@ -29,7 +28,6 @@ pub(super) struct ExportThread {
     pub(super) delivery: Delivery,
     /// It is written by the thread that a file system already can block.
     pub(super) history: HourlyHistory,
-    /// Dropped at its end.
     pub(super) _delivers: Sender<Infallible>,
 }
 
@@ -43,7 +41,7 @@ impl ExportThread {
             let due = self.history.due_in(SystemTime::now());
             let due = due.map_or_else(channel::never, channel::after);
             let job = select! {
-                recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(LastDelivery::FAILED))),
+                recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(ShutdownDeadline::FAILED))),
                 recv(self.delivery.answers) -> answer => {
                     self.delivery.note_answer(answer);
                     None
@@ -83,7 +81,7 @@ impl ExportThread {
     }
 
     /// Delivers what can be delivered, and drops everything else.
-    fn end(mut self, last: LastDelivery) {
+    fn end(mut self, last: ShutdownDeadline) {
         let flushed = self.delivery.flush(last.deadline());
         self.history.flush(SystemTime::now());
         self.log();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{self, Receiver, Sender};
 
-use super::memory::TakenRoom;
+use super::memory::MemoryReservation;
 use super::open_span::{OpenSpan, with_stacks};
 use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
@@ -20,12 +20,11 @@ use crate::unwind::Module;
 /// channels of these threads need no bound of their own.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Symbolize and export a profile.
     Export {
         profile: Box<Profile>,
         modules: HashMap<MappingId, Arc<Module>>,
         kept: Vec<KeptSpan>,
-        room: TakenRoom,
+        room: MemoryReservation,
         reservation: Option<Reservation>,
     },
     /// Symbolize the profile of a reference span, and add it to what is typical.
@@ -42,16 +41,15 @@ pub(crate) enum Job {
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
     /// Stop when all earlier jobs are done.
-    Stop(LastDelivery),
+    Stop(ShutdownDeadline),
 }
 
-/// What a caller waits for.
 #[derive(Debug)]
 pub(crate) enum Asked {
-    Profile(Question<Profile>),
+    Profile(Reply<Profile>),
     /// Each span with the key of the one inside it that has its stack.
-    OpenSpans(Vec<(OpenSpan, Option<SpanKey>)>, Question<Vec<OpenSpan>>),
-    Threads(ThreadDump, Question<Option<ThreadDump>>),
+    OpenSpans(Vec<(OpenSpan, Option<SpanKey>)>, Reply<Vec<OpenSpan>>),
+    Threads(ThreadDump, Reply<Option<ThreadDump>>),
 }
 
 impl Asked {
@@ -70,30 +68,28 @@ pub(crate) type FlushResult = Result<(), FlushError>;
 /// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(crate) struct FlushRequest {
-    pub(crate) done: Question<FlushResult>,
+    pub(crate) done: Reply<FlushResult>,
     pub(crate) deadline: Instant,
 }
 
 /// How long the last profiles may take without a deadline.
 const WITHOUT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How a layer ends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LastDelivery {
+pub(crate) struct ShutdownDeadline {
     /// Until when. Without one, for a few seconds once everything else is done.
     until: Option<Instant>,
     /// A thread has failed, so that something may not have come so far.
     pub(super) has_failed: bool,
 }
 
-impl LastDelivery {
+impl ShutdownDeadline {
     pub(crate) const FAILED: Self = Self { until: None, has_failed: true };
 
     pub(crate) fn until(deadline: Option<Instant>) -> Self {
         Self { until: deadline, has_failed: false }
     }
 
-    /// The later one.
     pub(crate) fn or(self, other: Self) -> Self {
         let until = match (self.until, other.until) {
             (None, None) => None,
@@ -110,32 +106,32 @@ impl LastDelivery {
 /// The questions that have no answer yet. A caller whose deadline has passed leaves its question in a queue, perhaps for
 /// ever: beyond a number of them no more are accepted.
 #[derive(Debug, Default)]
-pub(crate) struct Questions(Arc<()>);
+pub(crate) struct PendingReplies(Arc<()>);
 
 /// More callers than these are not answered.
-const MOST_QUESTIONS: usize = 64;
+const MAX_PENDING: usize = 64;
 
-impl Questions {
+impl PendingReplies {
     /// Begins a question, unless there are too many.
-    pub(crate) fn ask<T>(&self) -> Option<(Question<T>, Receiver<T>)> {
+    pub(crate) fn ask<T>(&self) -> Option<(Reply<T>, Receiver<T>)> {
         let _uncounted = Uncounted::begin();
         let (reply, answer) = channel::bounded(1);
-        let question = Question { reply, _open: Arc::clone(&self.0) };
+        let question = Reply { reply, _open: Arc::clone(&self.0) };
         // With this one and the own.
         let open = Arc::strong_count(&self.0) - 1;
-        (open <= MOST_QUESTIONS).then_some((question, answer))
+        (open <= MAX_PENDING).then_some((question, answer))
     }
 }
 
 /// A question until it is answered or dropped.
 #[derive(Debug)]
-pub(crate) struct Question<T> {
+pub(crate) struct Reply<T> {
     reply: Sender<T>,
     /// There are as many as open questions.
     _open: Arc<()>,
 }
 
-impl<T> Question<T> {
+impl<T> Reply<T> {
     /// Returns whether the caller still waited.
     pub(crate) fn send(self, answer: T) -> bool {
         self.reply.send(answer).is_ok()
@@ -149,7 +145,7 @@ mod tests {
     #[test]
     fn the_later_deadline_counts() {
         let [soon, late] = [1, 3_600].map(|s| Instant::now() + Duration::from_secs(s));
-        let or = |one, other| LastDelivery::until(one).or(LastDelivery::until(other)).until;
+        let or = |one, other| ShutdownDeadline::until(one).or(ShutdownDeadline::until(other)).until;
         assert_eq!(or(None, None), None);
         assert_eq!((or(Some(soon), Some(late)), or(None, Some(late))), (Some(late), Some(late)));
         assert!(or(Some(soon), None).is_some_and(|until| until > soon && until < late));
@@ -157,9 +153,9 @@ mod tests {
 
     #[test]
     fn questions_without_an_answer_are_bounded() {
-        let questions = Questions::default();
+        let questions = PendingReplies::default();
         let mut open: Vec<_> = (0..100).filter_map(|_| questions.ask::<u8>()).collect();
-        assert_eq!(open.len(), MOST_QUESTIONS);
+        assert_eq!(open.len(), MAX_PENDING);
         let (question, answer) = open.pop().unwrap();
         question.send(7);
         assert_eq!(answer.try_recv(), Ok(7));

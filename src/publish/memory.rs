@@ -14,7 +14,7 @@ pub(crate) struct MemoryBudget {
 
 /// The memory reserved for one profile, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct TakenRoom {
+pub(crate) struct MemoryReservation {
     /// The limit for the profile while it is built or symbolized, and its size while it waits.
     pub(crate) most_bytes: usize,
     room: MemoryBudget,
@@ -26,7 +26,6 @@ const TIMES: usize = 8;
 /// The minimum, however little memory is left.
 const LEAST: usize = 64 * 1024;
 
-/// How many profiles may wait within that budget.
 pub(crate) fn waiting_profiles(budget_bytes: usize) -> usize {
     (budget_bytes / 2 / LEAST).max(1)
 }
@@ -38,18 +37,16 @@ impl MemoryBudget {
 
     /// Reserves memory for another profile. The more memory waiting profiles take, the less it gets, so this never
     /// fails.
-    pub(crate) fn take(&self) -> TakenRoom {
+    pub(crate) fn take(&self) -> MemoryReservation {
         let most_bytes = self.free();
         self.taken.fetch_add(most_bytes, Ordering::Relaxed);
-        TakenRoom { most_bytes, room: self.clone() }
+        MemoryReservation { most_bytes, room: self.clone() }
     }
 
-    /// Whether no profile is on its way.
     pub(crate) fn is_free(&self) -> bool {
         self.taken.load(Ordering::Relaxed) == 0
     }
 
-    /// What one profile may take now.
     fn free(&self) -> usize {
         let left = sys::address_space_left().and_then(|left| usize::try_from(left / 2).ok());
         let budget_bytes = self.budget_bytes.min(left.unwrap_or(usize::MAX));
@@ -59,7 +56,7 @@ impl MemoryBudget {
     }
 }
 
-impl TakenRoom {
+impl MemoryReservation {
     /// Gives back what is not needed.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
@@ -75,7 +72,7 @@ impl TakenRoom {
     }
 }
 
-impl Drop for TakenRoom {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.room.taken.fetch_sub(self.most_bytes, Ordering::Relaxed);
     }

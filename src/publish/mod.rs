@@ -36,8 +36,10 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{Files, FilesGuard};
 
 pub(crate) use delivery::PublishState;
-pub(crate) use ending::{ANSWERED_WITHIN, Ending};
-pub(crate) use job::{Asked, FlushRequest, FlushResult, Job, LastDelivery, Question, Questions};
+pub(crate) use ending::{ANSWERED_WITHIN, ShutdownResult};
+pub(crate) use job::{
+    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline,
+};
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub(crate) use open_span::link_of;
 pub use open_span::{OpenSpan, OpenState};
@@ -47,7 +49,6 @@ pub(crate) use recent::RecentlyKept;
 pub(crate) use reporter::LogItem;
 pub(crate) use reporter::Reporter;
 
-/// Where kept spans and their profiles go.
 pub(crate) struct PublishSettings {
     pub(crate) exporter: Box<dyn Exporter>,
     /// An error of the exporter that was found when it was made.
@@ -57,13 +58,11 @@ pub(crate) struct PublishSettings {
     pub(crate) symbols: SymbolSettings,
 }
 
-/// Everything that the threads are made of.
 pub(crate) struct PublisherParts {
     pub(crate) shared: PublishState,
     pub(crate) jobs: Receiver<Job>,
     pub(crate) files: Arc<Files>,
     pub(crate) settings: PublishSettings,
-    /// Of [`Ending::new`].
     pub(crate) delivers: Sender<Infallible>,
 }
 

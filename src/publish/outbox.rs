@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::memory::TakenRoom;
+use super::memory::MemoryReservation;
 use crate::export::remote::QueueLimits;
 use crate::keep::{Kept, Reservation};
 use crate::profile::Profile;
@@ -17,20 +17,19 @@ use crate::profile::Profile;
 /// do not retry in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// The pause between profiles as tests of a receiver that may refuse all: each that it refuses is an id that leads nowhere.
-const DOUBT: Duration = Duration::from_secs(10);
+/// The pause of a receiver that may refuse all profiles: each that it refuses is an id that leads nowhere.
+pub(super) const DOUBT: Duration = Duration::from_secs(10);
 /// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// How many profiles in the fallback directory are queued to be sent.
-const MOST_STORED: usize = 4096;
+const MAX_STORED: usize = 4096;
 
-/// A profile with what is to be reported of it.
 #[derive(Debug)]
 pub(super) struct HeldProfile {
     pub(super) profile: Profile,
     pub(super) report: Kept,
     pub(super) since: Instant,
-    pub(super) _room: TakenRoom,
+    pub(super) _room: MemoryReservation,
     pub(super) _permit: Option<Reservation>,
 }
 
@@ -74,7 +73,6 @@ impl Outgoing {
     }
 }
 
-/// The profiles on their way.
 pub(super) struct Outbox {
     pub(super) limits: QueueLimits,
     /// Those in the fallback directory are the last: they are sent when no others wait.
@@ -94,7 +92,7 @@ impl Outbox {
     /// Adds a profile that is stored now. If there are too many, the oldest only stays in the directory.
     pub(super) fn add_stored(&mut self, outgoing: Outgoing) {
         let stored = self.queue.partition_point(|other| !other.is_stored());
-        if self.queue.len() - stored >= MOST_STORED {
+        if self.queue.len() - stored >= MAX_STORED {
             self.queue.remove(stored);
         }
         self.queue.push_back(outgoing);
@@ -111,7 +109,6 @@ impl Outbox {
         taken
     }
 
-    /// All profiles that are not delivered.
     pub(super) fn all(&self) -> impl Iterator<Item = &Outgoing> {
         self.queue.iter().chain(self.sending.iter().flatten())
     }
@@ -136,9 +133,8 @@ impl Outbox {
 /// The state since an attempt failed.
 pub(super) struct Outage {
     since: Instant,
-    /// When to try again.
     pub(super) until: Instant,
-    /// The receiver has asked for that time.
+    /// The receiver has asked for that time, or may refuse all profiles.
     is_requested: bool,
     pause: Duration,
     pub(super) problem: String,
@@ -150,20 +146,11 @@ pub(super) struct Outage {
 /// What has failed. Of two, the larger one counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OutageCause {
-    /// An attempt.
     Fails,
-    /// The receiver has refused profiles that may be at fault themselves.
-    MayRefuse,
-    /// The receiver refuses all profiles.
+    /// The receiver refuses all profiles, or so it seems.
     Refuses,
     /// The thread that sends profiles has ended.
     Ended,
-}
-
-impl OutageCause {
-    pub(super) fn refuses(self) -> bool {
-        matches!(self, Self::MayRefuse | Self::Refuses)
-    }
 }
 
 impl Outage {
@@ -182,11 +169,8 @@ impl Outage {
         });
         let share = f64::from(getrandom::u32().unwrap_or(0)) / f64::from(u32::MAX);
         // Never at once, as the receiver may ask for that each time.
-        let wait = match (after, cause) {
-            (Some(after), _) => after.clamp(FIRST_PAUSE, LONGEST_PAUSE),
-            (None, OutageCause::MayRefuse) => DOUBT,
-            (None, _) => pause + pause.mul_f64(share),
-        };
+        let wait = after
+            .map_or(pause + pause.mul_f64(share), |after| after.clamp(FIRST_PAUSE, LONGEST_PAUSE));
         let lasting = before.filter(|before| !before.is_over);
         Self {
             since: lasting.as_ref().map_or(now, |before| before.since),
@@ -201,16 +185,12 @@ impl Outage {
 
     /// Whether the exporter may be asked now.
     pub(super) fn may_try(&self, is_hurried: bool) -> bool {
-        self.until <= Instant::now() || is_hurried && !self.is_requested && !self.is_doubt()
+        self.until <= Instant::now() || is_hurried && !self.is_requested
     }
 
     /// Whether asking without a profile would show nothing.
     pub(super) fn is_known(&self) -> bool {
-        self.is_requested || self.is_doubt() || self.cause == OutageCause::Ended
-    }
-
-    pub(super) fn is_doubt(&self) -> bool {
-        self.cause == OutageCause::MayRefuse
+        self.is_requested || self.cause == OutageCause::Ended
     }
 
     /// Whether it will not end within `grace_period`.

@@ -11,7 +11,6 @@ pub(super) struct Queue<T> {
     state: Mutex<QueueState<T>>,
     has_more: Condvar,
     is_done: Condvar,
-    /// How much it may hold.
     most: usize,
 }
 

@@ -9,7 +9,6 @@ use crate::keep::Kept;
 use crate::profile::ComparedSummary;
 use crate::report::kept_event::{headline, without_profile};
 
-/// How many kept spans are remembered.
 const MOST: usize = 1_000;
 
 /// A kept span, and what the log says of it.
@@ -64,12 +63,10 @@ impl Recent {
         recent.push_back(new);
     }
 
-    /// The newest first.
     pub(crate) fn list(&self) -> Vec<RecentlyKept> {
         self.last.lock().iter().rev().cloned().collect()
     }
 
-    /// The newest with that id.
     pub(crate) fn find(&self, id: &str) -> Option<RecentlyKept> {
         self.last.lock().iter().rev().find(|known| known.id == id).cloned()
     }

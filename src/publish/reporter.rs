@@ -23,11 +23,10 @@ use crate::stats::Counters;
 use crate::sys;
 
 /// The events and kept spans that wait for the log, and the kept spans that wait for the callback.
-const MOST_WAITING: usize = 8_192;
+const MAX_WAITING: usize = 8_192;
 /// At most one line in this time states how many were dropped, while others wait.
 const LOST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What the log is given.
 #[derive(Debug)]
 pub(crate) enum LogItem {
     Event(Box<LogEvent>),
@@ -40,10 +39,8 @@ pub(crate) struct Reporter {
     counters: Arc<Counters>,
     #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
-    /// The subscriber that receives the layer's log events.
     dispatch: OwnDispatch,
     log: Queue<LogItem>,
-    /// If the program has a callback.
     callback: Option<Queue<Arc<Kept>>>,
 }
 
@@ -54,8 +51,8 @@ impl Reporter {
             #[cfg(feature = "axum")]
             recent: Recent::default(),
             dispatch,
-            log: Queue::new(MOST_WAITING),
-            callback: has_callback.then(|| Queue::new(MOST_WAITING)),
+            log: Queue::new(MAX_WAITING),
+            callback: has_callback.then(|| Queue::new(MAX_WAITING)),
         }
     }
 
@@ -64,12 +61,10 @@ impl Reporter {
         self.dispatch.read().as_ref().and_then(WeakDispatch::upgrade)
     }
 
-    /// Whether a subscriber receives the layer's log events.
     pub(crate) fn has_dispatch(&self) -> bool {
         self.dispatch.read().is_some() || tracing::dispatcher::has_been_set()
     }
 
-    /// Logs an event, on the thread for that.
     pub(crate) fn log(&self, event: LogEvent) {
         self.add_to_log(LogItem::Event(Box::new(event)), 1);
     }
@@ -80,7 +75,6 @@ impl Reporter {
         }
     }
 
-    /// Reports kept spans to all that want to know of them.
     pub(crate) fn report(&self, kept: Kept) {
         let spans = kept.spans.len();
         let kept = Arc::new(kept);
@@ -113,7 +107,6 @@ impl Reporter {
         self.callback.iter().for_each(Queue::close);
     }
 
-    /// The thread that logs.
     pub(crate) fn run_log(&self) {
         let (mut hint, mut lost) = (NameHint::default(), LostLines::default());
         let mut is_missing = false;
@@ -136,7 +129,6 @@ impl Reporter {
         }
     }
 
-    /// The thread that calls the program's callback.
     pub(crate) fn run_callback(&self, on_kept: &OnKept) {
         let Some(callback) = &self.callback else { return };
         while let Some(kept) = callback.next() {

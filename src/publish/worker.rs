@@ -10,8 +10,8 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::PublishState;
 use super::exporting::ExportJob;
-use super::job::{Job, LastDelivery};
-use super::memory::TakenRoom;
+use super::job::{Job, ShutdownDeadline};
+use super::memory::MemoryReservation;
 use super::outbox::HeldProfile;
 use crate::budget::passed;
 use crate::keep::{Kept, KeptSpan, Reservation};
@@ -21,7 +21,7 @@ use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
-use crate::symbols::{DebugCompression, Lack, Missing, SymbolSettings, Symbolizer};
+use crate::symbols::{DebugCompression, Missing, SymbolProblem, SymbolSettings, Symbolizer};
 use crate::sys::{self, Files, FilesGuard};
 use crate::unwind::Module;
 
@@ -29,7 +29,7 @@ use crate::unwind::Module;
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 
 /// A program that loads its plugins again and again, from a new file each time, can have any number of them.
-const MOST_REPORTED: usize = 32;
+const MAX_REPORTED: usize = 32;
 
 /// Symbolizes profiles for the exporting thread, and for callers that wait, whom the exporter must not delay.
 pub(super) struct SymbolsThread {
@@ -39,10 +39,9 @@ pub(super) struct SymbolsThread {
     pub(super) files: Arc<Files>,
     pub(super) symbols: SymbolSettings,
     pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
-    /// When the symbolizer was last used.
     pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
-    pub(super) reported: HashSet<(Discriminant<Lack>, Option<String>)>,
+    pub(super) reported: HashSet<(Discriminant<SymbolProblem>, Option<String>)>,
 }
 
 impl SymbolsThread {
@@ -51,7 +50,7 @@ impl SymbolsThread {
             let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
             let wake = forget.map_or_else(channel::never, channel::at);
             let job = select! {
-                recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(LastDelivery::FAILED))),
+                recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(ShutdownDeadline::FAILED))),
                 recv(wake) -> _ => None,
             };
             // In the order in which they came.
@@ -90,13 +89,12 @@ impl SymbolsThread {
         }
     }
 
-    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
         profile: Box<Profile>,
         modules: &HashMap<MappingId, Arc<Module>>,
         kept: &[KeptSpan],
-        (mut room, reservation): (TakenRoom, Option<Reservation>),
+        (mut room, reservation): (MemoryReservation, Option<Reservation>),
     ) -> ExportJob {
         crate::sys::read_filters();
         let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
@@ -174,13 +172,13 @@ impl SymbolsThread {
         Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);
         self.symbolized = Instant::now();
         for missing in symbolizer.take_missing() {
-            if matches!(missing.lack, Lack::TooLarge { .. }) {
+            if matches!(missing.lack, SymbolProblem::TooLarge { .. }) {
                 Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);
             }
             let problem = (mem::discriminant(&missing.lack), missing.file.clone());
-            if self.reported.len() < MOST_REPORTED && self.reported.insert(problem) {
+            if self.reported.len() < MAX_REPORTED && self.reported.insert(problem) {
                 let mut event = missing_event(&missing, names);
-                if self.reported.len() == MOST_REPORTED {
+                if self.reported.len() == MAX_REPORTED {
                     event.message += " (further files are not reported)";
                 }
                 self.shared.reporter.log(event);
@@ -195,23 +193,22 @@ impl SymbolsThread {
 
 fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEvent {
     let (kind, error) = match lack {
-        Lack::LineTables { .. } => (LogKind::NoLineTables, None),
-        Lack::Replaced => (LogKind::FileReplaced, None),
-        Lack::Unreadable(error)
-        | Lack::Mappings(error)
-        | Lack::DebugUnreadable(error)
-        | Lack::EmbeddedUnreadable(error)
-        | Lack::SupplementUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
-        Lack::Compressed(..) => (LogKind::FileCompressed, None),
-        Lack::Split => (LogKind::FileSplit, None),
-        Lack::TooLarge { .. } => (LogKind::FileTooLarge, None),
+        SymbolProblem::LineTables { .. } => (LogKind::NoLineTables, None),
+        SymbolProblem::Replaced => (LogKind::FileReplaced, None),
+        SymbolProblem::Unreadable(error)
+        | SymbolProblem::Mappings(error)
+        | SymbolProblem::DebugUnreadable(error)
+        | SymbolProblem::EmbeddedUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
+        SymbolProblem::Compressed(..) => (LogKind::FileCompressed, None),
+        SymbolProblem::Split => (LogKind::FileSplit, None),
+        SymbolProblem::TooLarge { .. } => (LogKind::FileTooLarge, None),
     };
     let redacted = file.as_ref().map(|file| names.redact_module(file).into_owned());
     let error = error.map(|error| match file.as_ref().zip(redacted.as_ref()) {
         Some((file, redacted)) => error.replace(file, redacted),
         None => error.clone(),
     });
-    let is_limit = matches!(lack, Lack::TooLarge { is_own: true, .. });
+    let is_limit = matches!(lack, SymbolProblem::TooLarge { is_own: true, .. });
     let shown = [&redacted, &error].map(|text| text.as_deref().unwrap_or_default());
     let message = lack_in_words(lack, shown);
     LogEvent {
@@ -223,38 +220,34 @@ fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEven
 }
 
 /// What it means, with the redacted name of the file and the error.
-fn lack_in_words(lack: &Lack, [file, error]: [&str; 2]) -> String {
+fn lack_in_words(lack: &SymbolProblem, [file, error]: [&str; 2]) -> String {
     match lack {
-        Lack::LineTables { is_stripped: false } => "this program has no line tables, so profiles show functions but \
+        SymbolProblem::LineTables { is_stripped: false } => "this program has no line tables, so profiles show functions but \
             no lines and no inlined functions; add `debug = \"line-tables-only\"` to [profile.release] in Cargo.toml"
             .to_owned(),
-        Lack::LineTables { is_stripped: true } => "this program is stripped, so profiles show addresses instead of its \
+        SymbolProblem::LineTables { is_stripped: true } => "this program is stripped, so profiles show addresses instead of its \
             functions; remove `strip` from [profile.release] in Cargo.toml and add `debug = \"line-tables-only\"`, or \
             leave the symbols in a file beside it (`objcopy --add-gnu-debuglink`)"
             .to_owned(),
-        Lack::Replaced => format!(
+        SymbolProblem::Replaced => format!(
             "{file} was replaced, changed or deleted after it was loaded, so functions in it have no names; \
              restart to get them"
         ),
-        Lack::Mappings(_) => format!(
+        SymbolProblem::Mappings(_) => format!(
             "/proc/self/maps cannot be read, so it is not known which files are loaded, and functions have no \
              names: {error}; mount /proc"
         ),
-        Lack::Unreadable(_) => {
+        SymbolProblem::Unreadable(_) => {
             format!("{file} cannot be read, so its functions have no names: {error}")
         }
-        Lack::DebugUnreadable(_) => format!(
+        SymbolProblem::DebugUnreadable(_) => format!(
             "the debug information of {file} cannot be read, so profiles show its functions but no lines and no \
              inlined functions: {error}"
         ),
-        Lack::EmbeddedUnreadable(_) => format!(
+        SymbolProblem::EmbeddedUnreadable(_) => format!(
             "the symbols in .gnu_debugdata of {file} cannot be read, so only functions that it exports have names: {error}"
         ),
-        Lack::SupplementUnreadable(_) => format!(
-            "the debug information of {file} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
-             profiles show its functions and lines but not all inlined functions: {error}"
-        ),
-        Lack::Compressed(compression) => {
+        SymbolProblem::Compressed(compression) => {
             let how = match compression {
                 DebugCompression::Zstd => "with zstd",
                 DebugCompression::Old => "in an old way (its sections are named `.zdebug_`)",
@@ -265,12 +258,12 @@ fn lack_in_words(lack: &Lack, [file, error]: [&str; 2]) -> String {
                  (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all"
             )
         }
-        Lack::Split => format!(
-            "a part of the debug information of {file} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
-             show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \
-             Cargo.toml, or set it to \"off\""
+        SymbolProblem::Split => format!(
+            "a part of the debug information of {file} is in other files (of `split-debuginfo`, or as `dwz -m` makes), which \
+             are not read, so profiles show its functions and lines but few or no inlined functions; of a program, remove \
+             `split-debuginfo` from [profile.release] in Cargo.toml, or set it to \"off\""
         ),
-        Lack::TooLarge { bytes, is_own } => {
+        SymbolProblem::TooLarge { bytes, is_own } => {
             let mib = bytes.div_ceil(1024 * 1024);
             let (limit, raise) = match is_own {
                 true => ("the limit", "TRACING_PROFILING_MEMORY"),

@@ -8,8 +8,6 @@
 //! **Limited**: references may take a part of the CPU time of the process. What one takes is measured. What the budget
 //! refuses is counted: a burst as none in the last ten minutes has too few references in its later part.
 
-use std::cell::Cell;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -19,11 +17,10 @@ use tracing::Metadata;
 
 use crate::budget::CpuBudget;
 use crate::facts::format::nanoseconds;
-use crate::keep::FieldValues;
+use crate::keep::{FieldValues, random};
 use crate::stats::Counters;
 use crate::sys;
 
-/// How many spans become references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReferenceLimits {
     /// Of each cohort, at most one in this number. 0 for none.
@@ -34,7 +31,7 @@ pub(crate) struct ReferenceLimits {
 
 pub(crate) const ALL_CPU: u32 = 1_000;
 /// The most that the flags of a span have room for.
-const MOST_HALVINGS: u8 = 30;
+const MAX_HALVINGS: u8 = 30;
 
 impl ReferenceLimits {
     pub(crate) const NONE: Self = Self { one_in: 0, cpu_thousandths: 0 };
@@ -44,7 +41,7 @@ impl ReferenceLimits {
         if self.one_in == 0 {
             return u8::MAX;
         }
-        (0..MOST_HALVINGS).find(|halvings| self.one_in <= 1 << halvings).unwrap_or(MOST_HALVINGS)
+        (0..MAX_HALVINGS).find(|halvings| self.one_in <= 1 << halvings).unwrap_or(MAX_HALVINGS)
     }
 }
 
@@ -52,27 +49,6 @@ impl Default for ReferenceLimits {
     fn default() -> Self {
         Self { one_in: 16, cpu_thousandths: 2 }
     }
-}
-
-thread_local! {
-    /// 0 before the first number.
-    static RANDOM: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Another random number each time, of which the first bits are to be used: a linear congruential generator.
-#[inline]
-fn random() -> u64 {
-    #[cold]
-    fn seed() -> u64 {
-        RandomState::new().hash_one(())
-    }
-    let state = match RANDOM.get() {
-        0 => seed(),
-        state => state,
-    };
-    let next = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-    RANDOM.set(next);
-    next
 }
 
 /// The power of one half that was thrown: a span is chosen if its cohort's probability is as high.
@@ -112,7 +88,6 @@ impl Moment {
     }
 }
 
-/// What references may take now, and what they take.
 #[derive(Debug)]
 struct ReferenceBudget {
     began: Instant,
@@ -124,7 +99,7 @@ struct ReferenceBudget {
 }
 
 /// What is saved up. For more than some 16 references at once the collector has no room.
-const MOST_SAVED_NS: i64 = 16_000_000;
+const MAX_SAVED_NS: i64 = 16_000_000;
 /// What the first is thought to take.
 const FIRST_NS: u64 = 1_000_000;
 /// How many the mean is of.
@@ -143,7 +118,6 @@ impl ReferenceBudget {
 /// A cohort has one of these places, by the first bits of its hash. Those that share one have the same probability.
 const PLACES_BITS: u32 = 10;
 
-/// Chooses spans at random when they are created.
 #[derive(Debug)]
 pub(crate) struct SpanChoice {
     limits: ReferenceLimits,
@@ -158,7 +132,7 @@ pub(crate) struct SpanChoice {
 impl SpanChoice {
     pub(super) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now: Moment) -> Self {
         let places = 0..1_u32 << PLACES_BITS;
-        let cpu = CpuBudget::of_thousandths(u64::from(limits.cpu_thousandths), MOST_SAVED_NS);
+        let cpu = CpuBudget::of_thousandths(u64::from(limits.cpu_thousandths), MAX_SAVED_NS);
         let (began, calm_since) = (now.at, now.at);
         let mut budget = ReferenceBudget { began, cpu, mean_ns: FIRST_NS, calm_since };
         // A process that has just started is not typical.
@@ -204,7 +178,7 @@ impl SpanChoice {
         let counters = &self.counters.references;
         let mut budget = self.budget.lock();
         self.double_after_calm(&mut budget, now);
-        let needed_ns = budget.mean_ns.cast_signed().min(MOST_SAVED_NS / 2);
+        let needed_ns = budget.mean_ns.cast_signed().min(MAX_SAVED_NS / 2);
         let has_budget = self.limits.cpu_thousandths >= ALL_CPU || budget.left_ns(now) >= needed_ns;
         if has_budget {
             let mean_ns = budget.mean_ns;
@@ -214,7 +188,7 @@ impl SpanChoice {
             Counters::add(&counters.refused_limit, 1);
             budget.calm_since = now.at;
             // Once for all threads that threw with this probability.
-            if halvings < MOST_HALVINGS && place.load(Ordering::Relaxed) == halvings {
+            if halvings < MAX_HALVINGS && place.load(Ordering::Relaxed) == halvings {
                 place.store(halvings + 1, Ordering::Relaxed);
             }
         }
@@ -229,7 +203,7 @@ impl SpanChoice {
     /// Doubles the probabilities if they leave a part of the budget.
     fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
-        if is_calm && budget.left_ns(now) >= MOST_SAVED_NS / 2 {
+        if is_calm && budget.left_ns(now) >= MAX_SAVED_NS / 2 {
             budget.calm_since = now.at;
             for place in &self.halvings {
                 let halvings = place.load(Ordering::Relaxed);
@@ -238,7 +212,6 @@ impl SpanChoice {
         }
     }
 
-    /// A reference has taken that much CPU time.
     pub(crate) fn spend(&self, ns: u64) {
         let mut budget = self.budget.lock();
         budget.mean_ns = (budget.mean_ns.saturating_mul(IN_MEAN - 1).saturating_add(ns)) / IN_MEAN;
@@ -248,6 +221,7 @@ impl SpanChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keep::RANDOM;
 
     const MS: u64 = 1_000_000;
     const SECOND: u64 = 1_000 * MS;

@@ -121,7 +121,6 @@ impl References {
         }
     }
 
-    /// Reads what is known of all cohorts.
     #[cfg(any(test, feature = "axum"))]
     pub(crate) fn read_cohorts<T>(
         &self,
@@ -152,7 +151,7 @@ mod tests {
 
     #[test]
     fn child_spans_that_may_not_all_be_known_are_compared_only_if_there_are_more() {
-        let references = References::new(ReferenceLimits::NONE, Arc::default());
+        let references = References::new(ReferenceLimits::NONE, Default::default(), Arc::default());
         let profile = Profile::new(ProfileId::for_test(1), 1);
         references.add(&profile, &facts(3, 0), 1, 0);
         let queries = |facts: &Facts| {

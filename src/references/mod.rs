@@ -30,30 +30,16 @@ pub(crate) use cohorts::{CohortKey, TypicalSpans};
 pub(crate) use totals::{RouteTotal, SUMMED};
 
 /// Cohorts of which something is known.
-const MOST_COHORTS: usize = 64;
+const MAX_COHORTS: usize = 64;
 /// Reference spans that have closed and wait for the collector. More are dropped and counted.
-const MOST_CLOSED: usize = 64;
+const MAX_CLOSED: usize = 64;
 
 /// How long a reference waits until its close is reported, or for a profile that has its samples, too: spans that are kept
 /// wait for two seconds for others of their tree.
 const LONGEST_WAIT: Duration = Duration::from_secs(4);
 /// Profiles that wait for their names, and the memory of each: 16 MiB in all. More samples are downsampled.
-const MOST_ON_WAY: usize = 16;
-pub(crate) const MOST_PROFILE_BYTES: usize = 1 << 20;
-
-/// Which spans become references, and how what is typical of them is shown.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReferenceSettings {
-    pub(crate) limits: ReferenceLimits,
-    /// For profiles on request.
-    pub(crate) context: HtmlContext,
-}
-
-impl From<ReferenceLimits> for ReferenceSettings {
-    fn from(limits: ReferenceLimits) -> Self {
-        Self { limits, context: HtmlContext::default() }
-    }
-}
+const MAX_ON_WAY: usize = 16;
+pub(crate) const MAX_PROFILE_BYTES: usize = 1 << 20;
 
 /// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
@@ -82,15 +68,19 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
-    pub(crate) fn new(settings: impl Into<ReferenceSettings>, counters: Arc<Counters>) -> Self {
-        let ReferenceSettings { limits, context } = settings.into();
+    /// `context` is for profiles on request.
+    pub(crate) fn new(
+        limits: ReferenceLimits,
+        context: HtmlContext,
+        counters: Arc<Counters>,
+    ) -> Self {
         Self {
             context,
             choice: SpanChoice::new(limits, Arc::clone(&counters), Moment::now()),
             totals: RouteTotals::default(),
             closed: Mutex::default(),
             on_way: Arc::default(),
-            cohorts: Mutex::new(CohortSet::new(MOST_COHORTS)),
+            cohorts: Mutex::new(CohortSet::new(MAX_COHORTS)),
             counters,
         }
     }
@@ -103,7 +93,7 @@ impl References {
     /// Adds one that has closed, before that is reported to the collector.
     pub(crate) fn close(&self, reference: ClosedReference) {
         let mut closed = self.closed.lock();
-        if closed.len() >= MOST_CLOSED {
+        if closed.len() >= MAX_CLOSED {
             return Counters::add(&self.counters.references.dropped_busy, 1);
         }
         closed.insert(reference.span.key, reference);
@@ -111,7 +101,7 @@ impl References {
 
     /// Begins to make the profile of one; `None` if too many are on their way. It is until the value is dropped.
     pub(crate) fn begin(&self) -> Option<Arc<()>> {
-        let is_free = Arc::strong_count(&self.on_way) <= MOST_ON_WAY;
+        let is_free = Arc::strong_count(&self.on_way) <= MAX_ON_WAY;
         Counters::add(&self.counters.references.dropped_busy, u64::from(!is_free));
         is_free.then(|| Arc::clone(&self.on_way))
     }

@@ -21,19 +21,17 @@ struct CohortEntry<V> {
     value: V,
 }
 
-const LEAST_STAY_NS: u64 = 10 * 60 * 1_000_000_000;
+const MIN_STAY_NS: u64 = 10 * 60 * 1_000_000_000;
 const LONGEST_STAY_NS: u64 = 24 * 60 * 60 * 1_000_000_000;
 
 impl<V> CohortEntry<V> {
-    /// Until when it keeps its place.
     fn stays_until_ns(&self) -> u64 {
         let used_for_ns = self.last_ns.saturating_sub(self.first_ns);
-        self.last_ns.saturating_add(used_for_ns.clamp(LEAST_STAY_NS, LONGEST_STAY_NS))
+        self.last_ns.saturating_add(used_for_ns.clamp(MIN_STAY_NS, LONGEST_STAY_NS))
     }
 }
 
 impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
-    /// A set of at most `most` cohorts.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, cohorts: HashMap::new() }
     }

@@ -13,7 +13,10 @@ const MS: u64 = 1_000_000;
 
 fn references() -> (References, Arc<Counters>) {
     let counters = Arc::new(Counters::default());
-    (References::new(ReferenceLimits::default(), Arc::clone(&counters)), counters)
+    (
+        References::new(ReferenceLimits::default(), HtmlContext::default(), Arc::clone(&counters)),
+        counters,
+    )
 }
 
 fn function(profile: &mut Profile, name: &str, address: u64) -> LocationId {
@@ -110,7 +113,7 @@ fn what_is_known_of_64_cohorts_is_bounded_whatever_they_do() {
     let (of_references, of_profiles) =
         bytes.iter().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     println!("64 cohorts: references {of_references} bytes, profiles {of_profiles} bytes");
-    assert_eq!(bytes.len(), MOST_COHORTS);
+    assert_eq!(bytes.len(), MAX_COHORTS);
     assert!(of_references < 10 << 20 && of_profiles <= 64 * 128 * 1024);
     let stats = stats(&counters).references;
     assert_eq!((stats.added + stats.dropped_cohorts_full, stats.added), (205 * 65, 205 * 64));
@@ -133,9 +136,9 @@ fn references_that_are_not_read_are_dropped_and_counted() {
     );
     assert!(references.take_closed(&[key(3)], false, |_| false).is_empty());
     assert_eq!(stats(&counters).references.dropped_busy, 36);
-    assert_eq!(references.take_closed(&[], true, |_| true).len(), MOST_CLOSED - 1);
+    assert_eq!(references.take_closed(&[], true, |_| true).len(), MAX_CLOSED - 1);
     let mut begun: Vec<_> = (0..20).filter_map(|_| references.begin()).collect();
-    assert_eq!((begun.len(), stats(&counters).references.dropped_busy), (MOST_ON_WAY, 40));
+    assert_eq!((begun.len(), stats(&counters).references.dropped_busy), (MAX_ON_WAY, 40));
     begun.pop();
     assert!(references.begin().is_some());
 }

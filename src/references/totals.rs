@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use crate::facts::{Facts, Measure};
 
-/// The measures that are added up.
 pub(crate) const SUMMED: [Measure; 6] = [
     Measure::Wall,
     Measure::OnCpu,
@@ -19,12 +18,11 @@ pub(crate) const SUMMED: [Measure; 6] = [
 ];
 
 /// Further routes are one: clients can invent some. OpenTelemetry's SDK has at most 2,000 series of a metric by default.
-const MOST_ROUTES: usize = 1_000;
+const MAX_ROUTES: usize = 1_000;
 
 /// The name of the spans of a route, and the fields that name it. Redacted.
 pub(crate) type Route = (String, Vec<(&'static str, String)>);
 
-/// All requests of a route so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RouteTotal {
     /// The name of its spans, and the fields that name the route; `None` if they are of several.
@@ -52,13 +50,11 @@ impl RouteTotal {
 }
 
 impl RouteTotals {
-    /// Whether all requests are added up.
     #[inline]
     pub(crate) fn are_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Adds up all requests that begin from now on.
     pub(crate) fn turn_on(&self) {
         self.is_on.store(true, Ordering::Relaxed);
     }
@@ -71,8 +67,7 @@ impl RouteTotals {
         // Not under the lock: it reads the span.
         let route = Arc::new(route());
         let mut routes = self.routes.lock();
-        let (hash, route) =
-            if routes.len() < MOST_ROUTES { (hash, Some(route)) } else { (0, None) };
+        let (hash, route) = if routes.len() < MAX_ROUTES { (hash, Some(route)) } else { (0, None) };
         let new = || RouteTotal { route, ..RouteTotal::default() };
         routes.entry(hash).or_insert_with(new).add(facts);
     }

@@ -14,9 +14,9 @@ pub(crate) struct TypicalProfile {
 }
 
 /// How many spans it is of, at least, once there were as many.
-const LEAST_SPANS: u64 = 200;
+const MIN_SPANS: u64 = 200;
 /// If it takes more memory, what has least loses its stack.
-const MOST_BYTES: usize = 128 * 1024;
+const MAX_BYTES: usize = 128 * 1024;
 
 impl Default for TypicalProfile {
     fn default() -> Self {
@@ -29,13 +29,13 @@ impl TypicalProfile {
     pub(super) fn add(&mut self, profile: &Profile) {
         add_stacks(&mut self.sum, profile, Placed::AtItsStack);
         self.spans += 1;
-        if self.spans >= 2 * LEAST_SPANS {
+        if self.spans >= 2 * MIN_SPANS {
             self.sum = self.scaled(|weight| weight / 2);
             self.spans /= 2;
         }
         // Each time the half that has least.
         for _ in 0..16 {
-            if self.sum.bytes() <= MOST_BYTES {
+            if self.sum.bytes() <= MAX_BYTES {
                 break;
             }
             self.shrink();
@@ -97,7 +97,6 @@ impl TypicalProfile {
         profile
     }
 
-    /// The memory that it takes, in bytes.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         self.sum.bytes()

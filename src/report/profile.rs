@@ -400,19 +400,6 @@ pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
     })
 }
 
-/// The log event of load shedding.
-pub(crate) fn shed(over: &str) -> LogEvent {
-    let message = format!(
-        "{over}: no more threads are sampled until the load drops, and spans that are kept in the meantime \
-         have only their times (TRACING_PROFILING_PAUSE sets the limits)"
-    );
-    LogEvent {
-        variable: Some("TRACING_PROFILING_PAUSE".into()),
-        value: Some(over.to_owned()),
-        ..LogEvent::warning(LogKind::Paused, message)
-    }
-}
-
 /// The number of system calls that were reported because a seccomp filter kills the process at them.
 #[derive(Debug, Default)]
 pub(crate) struct ForbiddenCalls(usize);

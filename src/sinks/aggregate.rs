@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use super::stack::{Stack, StackEntry, StackLeaf};
 use super::stack_tree::{StackTree, StoredStack};
 
-/// What samples sum up to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Total {
     pub(crate) weight: u64,

@@ -1,8 +1,6 @@
 //! The live heap: by which code the blocks in use were allocated, and what has grown.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::aggregate::{Aggregate, Total};
 use super::stack::{Stack, StackEntry};
@@ -21,10 +19,8 @@ pub(crate) struct Heap {
     allocated: Aggregate,
     /// By place. A later block of a place replaces the one before, which has been freed.
     blocks: HashMap<u32, HeapBlock>,
-    /// What was in use at the last look.
+    /// What was in use at the last request for what has grown.
     seen: HashMap<StoredStack, Total>,
-    /// What is seen once the last answer is found to have been taken.
-    answered: Option<(HashMap<StoredStack, Total>, Arc<AtomicBool>)>,
 }
 
 struct HeapBlock {
@@ -35,12 +31,11 @@ struct HeapBlock {
 
 impl Default for Heap {
     fn default() -> Self {
-        let (allocated, answered) = (Aggregate::new(MOST_BYTES), None);
-        Self { allocated, blocks: HashMap::new(), seen: HashMap::new(), answered }
+        let (blocks, seen) = (HashMap::new(), HashMap::new());
+        Self { allocated: Aggregate::new(MOST_BYTES), blocks, seen }
     }
 }
 
-/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeapPart {
     /// All that was allocated, and what of it is in use.
@@ -97,29 +92,20 @@ impl Heap {
         in_use
     }
 
-    /// What a profile shows of each stack. The caller sets `is_taken` once it has the answer.
-    pub(crate) fn weights(
-        &mut self,
-        part: HeapPart,
-        is_taken: &Arc<AtomicBool>,
-    ) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
-        let answered = self.answered.take_if(|_| part == HeapPart::Growth);
-        if let Some((seen, was_taken)) = answered
-            && was_taken.load(Ordering::Relaxed)
-        {
-            self.seen = seen;
-        }
+    /// What a profile shows of each stack.
+    pub(crate) fn weights(&mut self, part: HeapPart) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
         let in_use = self.in_use();
-        if part == HeapPart::Growth {
-            self.answered = Some((in_use.clone(), Arc::clone(is_taken)));
-        }
+        let seen = match part {
+            HeapPart::All => HashMap::new(),
+            HeapPart::Growth => std::mem::replace(&mut self.seen, in_use.clone()),
+        };
         let weights = |(stack, (), allocated): (StoredStack, (), Total)| {
             let of_stack =
                 |of: &HashMap<StoredStack, Total>| of.get(&stack).copied().unwrap_or_default();
             let (now, none) = (of_stack(&in_use), Total::default());
             let (allocated, seen) = match part {
                 HeapPart::All => (allocated, none),
-                HeapPart::Growth => (none, of_stack(&self.seen)),
+                HeapPart::Growth => (none, of_stack(&seen)),
             };
             let weights = [
                 (SampleKind::AllocatedBytes, allocated.weight),
@@ -153,8 +139,7 @@ mod tests {
             add(HeapUse::NotTracked, address, bytes);
         }
         add(HeapUse::None, 1, 7);
-        let taken = Arc::default();
-        let weights = heap.weights(HeapPart::All, &taken);
+        let weights = heap.weights(HeapPart::All);
         let weights: Vec<_> = weights.into_iter().flat_map(|(_, weights)| weights).collect();
         let (bytes, count) = (SampleKind::AllocatedBytes, SampleKind::Allocations);
         assert_eq!(weights, [(bytes, 40), (count, 4), (bytes, 20), (count, 2)]);
@@ -168,7 +153,7 @@ mod tests {
         heap.add(HeapUse::NotTracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
         assert_eq!(since(&heap, &mut seen), [(5, 1)]);
         assert_eq!(since(&heap, &mut seen), []);
-        let grown = heap.weights(HeapPart::Growth, &taken);
+        let grown = heap.weights(HeapPart::Growth);
         assert!(grown.is_empty(), "nothing is known to be in use");
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 /// A child span that has closed. Times are `CLOCK_MONOTONIC_RAW` in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClosedChild {
-    /// The number of its plan.
     pub(crate) plan: u64,
     pub(crate) opened_ns: u64,
     pub(crate) closed_ns: u64,
@@ -26,7 +25,6 @@ pub(crate) struct Ledger {
     bytes: usize,
 }
 
-/// Several child spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChildTimes {
     pub(crate) count: u64,
@@ -116,7 +114,6 @@ impl Ledger {
         &self.others
     }
 
-    /// The memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -4,7 +4,6 @@ use crate::unwind::UnwindEnd;
 
 macro_rules! losses {
     ($($(#[doc = $doc:literal])+ $name:ident = $attribute:literal $words:literal,)+) => {
-        /// What a profile lacks.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub(crate) struct Losses {
             $($(#[doc = $doc])+ pub(crate) $name: u64,)+

@@ -25,7 +25,6 @@ use crate::inbox::HeapUse;
 use crate::span::SpanKey;
 use crate::stats::Counters;
 
-/// Those that want samples.
 pub(crate) struct Sinks {
     /// The samples in spans, until the verdict on them.
     pub(crate) store: Store,

@@ -231,7 +231,6 @@ impl ProcessSamples {
         self.threads.get(number? as usize).copied()
     }
 
-    /// The time that all samples represent.
     pub(crate) fn weight_ns(&self) -> u64 {
         self.weight_ns
     }

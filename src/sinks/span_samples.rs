@@ -125,7 +125,6 @@ impl SampleTables {
     }
 }
 
-/// What happened to an added sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
     Kept,
@@ -137,7 +136,6 @@ pub(crate) enum Added {
     Refused,
 }
 
-/// The samples of one span.
 #[derive(Debug, Default)]
 pub(crate) struct SpanSamples {
     pub(crate) known: Option<SpanInfo>,
@@ -235,7 +233,6 @@ impl SpanSamples {
         counts
     }
 
-    /// Whether a profile would show nothing of the span.
     pub(crate) fn is_empty(&self) -> bool {
         let is_empty = |of_kind: &OfKind| of_kind.samples.is_empty() && of_kind.lost.count == 0;
         self.losses.ring_full == 0 && self.kinds.values().all(is_empty)

@@ -3,7 +3,6 @@
 use crate::sys::{self, Call, OsThread};
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
-/// An unwound stack, innermost frame first.
 #[derive(Clone, Debug)]
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
@@ -23,7 +22,6 @@ pub(crate) struct Stack {
     pub(crate) holds_others: bool,
 }
 
-/// The thread that held a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) thread: OsThread,
@@ -114,7 +112,6 @@ impl StackEntry {
 }
 
 impl Stack {
-    /// An empty stack.
     pub(crate) fn new() -> Self {
         Self {
             frames: Vec::new(),

@@ -128,7 +128,6 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
         self.frames
     }
 
-    /// The approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.len() * Self::BYTES_A_RUN + self.frames * size_of::<F>()
     }

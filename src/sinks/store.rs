@@ -12,7 +12,6 @@ use crate::keep::SpanNames;
 use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
 
-/// The samples of all spans.
 pub(crate) struct Store {
     spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks and threads of all samples.
@@ -219,7 +218,6 @@ impl Store {
         }
     }
 
-    /// Updates a span, if it is pending.
     pub(crate) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut SpanSamples)) {
         _ = self.spans.get_mut(&span).map(note);
     }
@@ -255,7 +253,6 @@ impl Store {
         self.spans.get(&span)
     }
 
-    /// The spans of a root, including the root.
     pub(crate) fn of_root(&self, root: SpanKey) -> &[SpanKey] {
         self.roots.get(&root).map_or(&[], Vec::as_slice)
     }
@@ -294,7 +291,6 @@ impl Store {
         self.has_exported = true;
     }
 
-    /// Marks a span as closed.
     pub(crate) fn close(&mut self, span: SpanKey) {
         self.refused.remove(&span);
         self.note(span, |pending| {
@@ -418,7 +414,6 @@ impl Store {
         }
     }
 
-    /// Drops a root and all its spans.
     pub(crate) fn remove_root(&mut self, root: SpanKey) {
         for span in self.roots.remove(&root).unwrap_or_default() {
             _ = self.remove_span(span);

@@ -31,7 +31,7 @@ pub(super) fn extract(file: &File, part: &Range<u64>, most_bytes: u64) -> io::Re
 /// Decompresses at most `most_bytes`, and returns how many they are.
 pub(super) fn decompress(xz: &[u8], to: &mut impl Write, most_bytes: u64) -> io::Result<u64> {
     // The file states how much memory it takes. An allocation that fails would end the process.
-    let most_kib = u32::try_from(most_bytes >> 10).unwrap_or(u32::MAX).min(MOST_KIB);
+    let most_kib = u32::try_from(most_bytes >> 10).unwrap_or(u32::MAX).min(MAX_KIB);
     let mut reader =
         XzReader::new_mem_limit(xz, false, most_kib).take(most_bytes.saturating_add(1));
     let bytes = io::copy(&mut reader, to).map_err(|error| match error.kind() {
@@ -45,7 +45,7 @@ pub(super) fn decompress(xz: &[u8], to: &mut impl Write, most_bytes: u64) -> io:
 }
 
 /// What `xz -9` takes, rounded up.
-const MOST_KIB: u32 = 80 << 10;
+const MAX_KIB: u32 = 80 << 10;
 
 fn too_large(most_bytes: u64) -> io::Error {
     let left = most_bytes >> 20;

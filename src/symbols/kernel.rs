@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// Functions by address.
 #[derive(Debug, Default)]
 pub(super) struct KernelNames {
     /// Those of the current profile.
@@ -46,12 +45,10 @@ impl KernelNames {
         }
     }
 
-    /// The function's name; `[kernel]` if it is unknown.
     pub(super) fn function(&self, address: u64) -> String {
         self.functions.get(&address).map_or_else(|| "[kernel]".to_owned(), String::clone)
     }
 
-    /// The memory that is held.
     pub(super) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, KernelTable::bytes)
     }
@@ -72,7 +69,6 @@ pub(super) struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     address: u64,
-    /// The offset of its name.
     name: u32,
     kind: SymbolKind,
 }

@@ -14,8 +14,6 @@ mod sections;
 #[cfg(feature = "symbols")]
 mod source;
 #[cfg(feature = "symbols")]
-mod supplement;
-#[cfg(feature = "symbols")]
 mod symbolizer;
 #[cfg(not(feature = "symbols"))]
 #[path = "no_symbolizer.rs"]
@@ -24,18 +22,17 @@ mod symbolizer;
 pub(crate) use build_id::hex;
 pub(crate) use symbolizer::Symbolizer;
 
-/// A problem with symbols that should be reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     /// `None` for the program, and if it is not known which files there are.
     pub(crate) file: Option<String>,
-    pub(crate) lack: Lack,
+    pub(crate) lack: SymbolProblem,
 }
 
 /// Why symbols of a file are incomplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "symbols"), expect(dead_code, reason = "nothing is looked up"))]
-pub(crate) enum Lack {
+pub(crate) enum SymbolProblem {
     /// The executable has no line tables, and whether it has no symbol table either.
     LineTables { is_stripped: bool },
     /// The file that was loaded is not there any more.
@@ -53,13 +50,10 @@ pub(crate) enum Lack {
     TooLarge { bytes: u64, is_own: bool },
     /// Its debug information has an unsupported compression.
     Compressed(DebugCompression),
-    /// The supplementary file of its debug information cannot be read, and why.
-    SupplementUnreadable(String),
     /// A part of its debug information is in others, which are not read.
     Split,
 }
 
-/// A compression of debug information that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DebugCompression {
     Zstd,
@@ -67,7 +61,6 @@ pub(crate) enum DebugCompression {
     Old,
 }
 
-/// Whether to symbolize, and the limit of memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SymbolSettings {
     /// If false, profiles have only addresses, mappings and build ids.

@@ -8,7 +8,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-use super::Lack;
+use super::SymbolProblem;
 use super::sections::{ReadAt, build_id_of};
 use crate::sys::{self, MappedFile, NoFile};
 use crate::unwind::Module;
@@ -34,7 +34,6 @@ fn check(file: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// The file of a module.
 #[derive(Debug)]
 pub(super) struct LoadedFile {
     pub(super) file: File,
@@ -45,12 +44,13 @@ pub(super) struct LoadedFile {
 const EXECUTABLE: &str = "/proc/self/exe";
 const HIDDEN: &str = "it is not at its path any more (moved, or hidden by `chroot` or a mount)";
 
-/// Opens the file of a module.
-pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Lack> {
+pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, SymbolProblem> {
     let mapped = module.file.as_ref().map_err(|why| match why {
-        NoFile::Unreadable(error) => Lack::Mappings(error.clone()),
-        NoFile::NotRead => Lack::Unreadable("the program loads libraries too often".to_owned()),
-        NoFile::NotMapped => Lack::Unreadable("its code comes from no file".to_owned()),
+        NoFile::Unreadable(error) => SymbolProblem::Mappings(error.clone()),
+        NoFile::NotRead => {
+            SymbolProblem::Unreadable("the program loads libraries too often".to_owned())
+        }
+        NoFile::NotMapped => SymbolProblem::Unreadable("its code comes from no file".to_owned()),
     })?;
     let (mut refused, mut is_other_there) = (None, false);
     let mut open_at = |path: &Path| match open(path) {
@@ -85,12 +85,12 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, Lack> {
     }
     let is_still_there = !mapped.is_deleted && !is_other_there;
     Err(match (refused, &now) {
-        (Some(error), _) if !mapped.is_deleted => Lack::Unreadable(error.to_string()),
-        (_, Err(_)) if is_still_there => Lack::Unreadable(HIDDEN.to_owned()),
+        (Some(error), _) if !mapped.is_deleted => SymbolProblem::Unreadable(error.to_string()),
+        (_, Err(_)) if is_still_there => SymbolProblem::Unreadable(HIDDEN.to_owned()),
         (_, Ok(Some((now, _)))) if is_still_there && !now.is_deleted => {
-            Lack::Unreadable(HIDDEN.to_owned())
+            SymbolProblem::Unreadable(HIDDEN.to_owned())
         }
-        _ => Lack::Replaced,
+        _ => SymbolProblem::Replaced,
     })
 }
 

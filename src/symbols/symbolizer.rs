@@ -8,7 +8,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -21,8 +20,7 @@ use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::{Sections, SymbolContent};
 use super::source::{Detail, SymbolFile};
-use super::supplement::SupplementedNames;
-use super::{Lack, Missing, SymbolSettings, build_id};
+use super::{Missing, SymbolProblem, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
     capped,
@@ -43,7 +41,6 @@ pub(crate) struct Symbolizer {
     /// What is read of the file of each module, by its serial number, and the total size.
     opened: HashMap<u64, Opened>,
     held_bytes: u64,
-    /// How many files were opened.
     paths: usize,
     /// By serial number, for the current profile: a file can be replaced between profiles.
     files: HashMap<u64, FileState>,
@@ -56,10 +53,7 @@ pub(crate) struct Symbolizer {
 struct Opened {
     path: PathBuf,
     detail: Detail,
-    /// A file with the symbols that were embedded in it.
     embedded: Option<PathBuf>,
-    /// The names that blazesym does not find, since they are in a supplementary file.
-    supplemented: Option<Rc<SupplementedNames>>,
     content: SymbolContent,
     /// How much is held of it.
     bytes: u64,
@@ -73,14 +67,13 @@ impl Opened {
         !self.path.as_os_str().is_empty()
     }
 
-    /// Whether its module is not loaded any more.
     fn is_gone(&self) -> bool {
         self.module.upgrade().is_none_or(|module| !module.is_loaded())
     }
 }
 
 /// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
-const MOST_GONE: usize = 16;
+const MAX_GONE: usize = 16;
 
 #[derive(Clone, Debug)]
 struct FileState {
@@ -92,8 +85,7 @@ struct FileState {
     build_ids: Vec<(String, String)>,
 }
 
-/// How many files a note of a profile names.
-const MOST_NOTED: usize = 4;
+const MAX_NOTED: usize = 4;
 
 /// The address space that mapped symbols leave for other memory.
 const LEFT_FOR_PROGRAM: u64 = 16 << 20;
@@ -141,7 +133,6 @@ impl Symbolizer {
         symbolized
     }
 
-    /// What the files of the current profile lack.
     fn notes(&self, redaction: &Redaction) -> Vec<String> {
         let of = |is_it: fn(&FileState, &Opened) -> bool, what: &str| {
             let files = self.files.iter().filter(|(key, state)| {
@@ -149,8 +140,8 @@ impl Symbolizer {
             });
             let names = files.map(|(_, state)| redaction.redact_module(&state.name));
             let names: BTreeSet<_> = names.collect();
-            let more = names.len().saturating_sub(MOST_NOTED);
-            let mut text = names.into_iter().take(MOST_NOTED).collect::<Vec<_>>().join(", ");
+            let more = names.len().saturating_sub(MAX_NOTED);
+            let mut text = names.into_iter().take(MAX_NOTED).collect::<Vec<_>>().join(", ");
             if more > 0 {
                 _ = write!(text, " and {more} more files");
             }
@@ -158,7 +149,7 @@ impl Symbolizer {
         };
         let split = of(
             |_, opened| opened.content.is_split,
-            "without inlined functions, since the debug information is split (`split-debuginfo`)",
+            "without inlined functions, since a part of the debug information is in other files",
         );
         let unnamed = of(
             |state, opened| {
@@ -171,15 +162,15 @@ impl Symbolizer {
         split.into_iter().chain(unnamed).collect()
     }
 
-    fn note(&mut self, module: &Module, lack: Lack) {
-        let is_of_file = !matches!(lack, Lack::LineTables { .. } | Lack::Mappings(_));
+    fn note(&mut self, module: &Module, lack: SymbolProblem) {
+        let is_of_file =
+            !matches!(lack, SymbolProblem::LineTables { .. } | SymbolProblem::Mappings(_));
         let missing = Missing { file: is_of_file.then(|| module.name.clone()), lack };
         if !self.missing.contains(&missing) {
             self.missing.push(missing);
         }
     }
 
-    /// Takes the problems found since the last call.
     pub(crate) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.missing)
     }
@@ -188,7 +179,7 @@ impl Symbolizer {
     pub(crate) fn holds_what_is_gone(&self) -> bool {
         let gone = self.opened.values().filter(|opened| opened.is_held() && opened.is_gone());
         let (number, bytes) = gone.fold((0, 0), |(n, bytes), opened| (n + 1, bytes + opened.bytes));
-        number > MOST_GONE || bytes > self.settings.most_bytes / 4
+        number > MAX_GONE || bytes > self.settings.most_bytes / 4
     }
 
     fn file(&mut self, module: &Module) -> FileState {
@@ -221,7 +212,6 @@ impl Symbolizer {
             path: PathBuf::new(),
             detail: Detail::Nothing,
             embedded: None,
-            supplemented: None,
             content: SymbolContent::default(),
             bytes: 0,
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
@@ -233,7 +223,7 @@ impl Symbolizer {
         let most_bytes = crate::host::memory_left().unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
-        let source = match SymbolFile::open(module, free, self.paths) {
+        let source = match SymbolFile::open(module, free) {
             Ok(source) => source,
             Err(lack) => {
                 self.note(module, lack);
@@ -245,19 +235,19 @@ impl Symbolizer {
         if left.is_some_and(|left| bytes > (left - left / 4).saturating_sub(LEFT_FOR_PROGRAM)) {
             let error =
                 format!("its {} MiB do not fit into the address space (`ulimit -v`)", bytes >> 20);
-            self.note(module, Lack::Unreadable(error));
+            self.note(module, SymbolProblem::Unreadable(error));
             return nothing;
         }
         let mut content = source.content;
         if source.detail == Detail::All && content.is_split {
-            self.note(module, Lack::Split);
+            self.note(module, SymbolProblem::Split);
         }
         if source.detail == Detail::All && module.is_program && !content.has_lines {
             let is_stripped = !content.has_functions;
-            self.note(module, Lack::LineTables { is_stripped });
+            self.note(module, SymbolProblem::LineTables { is_stripped });
         }
         for mut lack in source.lacks {
-            if let Lack::TooLarge { bytes, is_own } = &mut lack {
+            if let SymbolProblem::TooLarge { bytes, is_own } = &mut lack {
                 *is_own = *bytes > allowed;
             }
             self.note(module, lack);
@@ -272,28 +262,22 @@ impl Symbolizer {
         if detail == Detail::All
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.note(module, Lack::DebugUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::DebugUnreadable(error.to_string()));
             detail = Detail::Functions;
         }
         if detail == Detail::Functions
             && let Err(error) = self.look_up(&path, detail, 0)
         {
-            self.note(module, Lack::Unreadable(error.to_string()));
+            self.note(module, SymbolProblem::Unreadable(error.to_string()));
             detail = Detail::Nothing;
         }
         if let Some(path) = &embedded
             && let Err(error) = self.look_up(path, Detail::Functions, 0)
         {
-            self.note(module, Lack::EmbeddedUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::EmbeddedUnreadable(error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
-        let supplement = source.supplement.filter(|_| detail == Detail::All);
-        let supplemented = supplement.and_then(|supplement| {
-            let read = SupplementedNames::read(&source.file, &supplement, most_bytes);
-            let lack = |error: io::Error| Lack::SupplementUnreadable(error.to_string());
-            read.map_err(|error| self.note(module, lack(error))).ok().map(Rc::new)
-        });
-        Opened { path, detail, embedded, supplemented, content, bytes: source.bytes, ..nothing }
+        Opened { path, detail, embedded, content, bytes: source.bytes, ..nothing }
     }
 
     fn look_up(
@@ -327,7 +311,7 @@ impl Symbolizer {
         if is_function(&symbol) {
             return Some(symbol);
         }
-        for _ in 0..MOST_MARKS {
+        for _ in 0..MAX_MARKS {
             symbol = self.look_up(path, detail, symbol.addr.checked_sub(1)?).ok()??;
             if is_function(&symbol) {
                 // Without a size, it may end anywhere.
@@ -348,7 +332,7 @@ impl Symbolizer {
         let opened = self.opened.get(&module.serial);
         let mut is_outdated = false;
         let hash = module_file::open_loaded(module).and_then(|LoadedFile { file, .. }| {
-            let unreadable = |error: io::Error| Lack::Unreadable(error.to_string());
+            let unreadable = |error: io::Error| SymbolProblem::Unreadable(error.to_string());
             state.modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
             // Symbol tables are not in memory, so a file that differs only there is the same module.
             is_outdated = opened.is_some_and(|opened| opened.modified != state.modified)
@@ -415,7 +399,7 @@ impl Symbolizer {
             return self.in_tables(&opened, address);
         }
         let symbol = self.look_up(&opened.path, Detail::All, address).unwrap_or_else(|error| {
-            self.note(module, Lack::DebugUnreadable(error.to_string()));
+            self.note(module, SymbolProblem::DebugUnreadable(error.to_string()));
             None
         });
         let Some(mut symbol) = symbol else { return self.in_tables(&opened, address) };
@@ -433,31 +417,14 @@ impl Symbolizer {
         {
             symbol.name = linkers.name;
         }
-        named(symbol, || {
-            let names = opened.supplemented.as_ref()?.at(address);
-            let lack = |error: gimli::Error| Lack::SupplementUnreadable(error.to_string());
-            names.map_err(|error| self.note(module, lack(error))).ok()
-        })
+        named(symbol)
     }
 }
 
-/// A symbol with the names that it lacks, the outermost first. Functions that have none are left out: what they do is shown
-/// in the functions that they are inlined in.
-fn named(
-    mut symbol: Sym<'static>,
-    names: impl FnOnce() -> Option<Vec<Option<String>>>,
-) -> Option<Sym<'static>> {
+/// Leaves out functions whose names are in another file: what they do is shown in the functions that they are inlined in.
+fn named(mut symbol: Sym<'static>) -> Option<Sym<'static>> {
     let mut inlined = std::mem::take(&mut symbol.inlined).into_vec();
-    if symbol.name.is_empty() || inlined.iter().any(|function| function.name.is_empty()) {
-        let names = names().filter(|names| names.len() == inlined.len() + 1).unwrap_or_default();
-        let inner = inlined.iter_mut().map(|function| &mut function.name);
-        for (known, name) in std::iter::once(&mut symbol.name).chain(inner).zip(names) {
-            if let Some(name) = name.filter(|_| known.is_empty()) {
-                *known = name.into();
-            }
-        }
-        inlined.retain(|function| !function.name.is_empty());
-    }
+    inlined.retain(|function| !function.name.is_empty());
     if symbol.name.is_empty() {
         let outermost = (!inlined.is_empty()).then(|| inlined.remove(0))?;
         (symbol.name, symbol.code_info) = (outermost.name, outermost.code_info.map(Box::new));
@@ -467,7 +434,7 @@ fn named(
 }
 
 /// A function has two marks for each place with data in its code.
-const MOST_MARKS: usize = 64;
+const MAX_MARKS: usize = 64;
 
 /// Whether a symbol is a mapping symbol of the ABIs of ARM and RISC-V, which marks the beginning of code or data: `$x`, `$d`,
 /// `$x.` with anything after that.

@@ -12,37 +12,31 @@ use crate::budget::CpuBudget;
 use crate::drain::{Cost, Demand, DemandBudgets, Why};
 use crate::sampler::{AttachThreads as _, Periods, Rate, Sampler, SwitchRing};
 
-/// Whether a thread is sampled, and what decides that.
 pub(crate) struct Attachment {
     phase: Phase,
-    /// What was wanted at the last check.
     demand: Option<Demand>,
     /// Whether one of its spans was past its sampling delay then, so that its waits are captured.
     pub(super) is_slow: bool,
     /// When a check last found a demand, and who pays: the last one.
     wanted: Option<Instant>,
     payer: Why,
-    /// When it was last attached.
     attached: Option<Instant>,
     /// How long it stays attached without a demand.
     linger: Duration,
     /// It attached itself for one span alone, and does not stay attached after that.
     is_brief: bool,
-    pace: Timing,
+    timing: Timing,
     /// It cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
     budgets: DemandBudgets,
 }
 
 enum Phase {
-    /// Not sampled.
     Detached {
         /// When attaching it last failed.
         failed: Option<Instant>,
         /// It is to be attached again at another rate, so how soon that happens says nothing about its spans.
         changes_rate: bool,
-        /// It was not attached only because no thread may be at present.
-        is_left_out: bool,
     },
     Attached,
     /// No longer sampled; detached once all of it is drained.
@@ -60,7 +54,6 @@ enum EndReason {
     OtherRate,
 }
 
-/// What a check of a thread needs to know.
 #[derive(Clone, Copy)]
 pub(crate) struct Check<'a> {
     pub(crate) at: Instant,
@@ -69,7 +62,6 @@ pub(crate) struct Check<'a> {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
     pub(crate) may_attach: bool,
-    /// Whether a thread may be attached again at another rate.
     pub(crate) may_change: bool,
     /// The factor by which the CPU budget lengthens sampling periods.
     pub(crate) times: f64,
@@ -83,7 +75,6 @@ pub(crate) struct Check<'a> {
 const SOON: Duration = Duration::from_secs(1);
 const LONGEST_LINGER: Duration = Duration::from_millis(640);
 
-/// How fast threads are attached and detached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     /// How long a thread stays attached without a demand, at first.
@@ -130,7 +121,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Attachment {
-    pub(crate) fn new(pace: Timing, is_attached: bool) -> Self {
+    pub(crate) fn new(timing: Timing, is_attached: bool) -> Self {
         Self {
             phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
             demand: None,
@@ -139,15 +130,14 @@ impl Attachment {
             // A thread attaches itself for its spans alone.
             payer: Why::SlowSpan,
             attached: is_attached.then(Instant::now),
-            linger: pace.linger,
+            linger: timing.linger,
             is_brief: false,
-            pace,
+            timing,
             needs_perf: false,
             budgets: DemandBudgets::new(1),
         }
     }
 
-    /// Whether it is sampled for its spans.
     pub(crate) fn is_for_spans(&self) -> bool {
         !self.is_detached() && self.payer == Why::SlowSpan
     }
@@ -167,7 +157,6 @@ impl Attachment {
             && self.attached.is_some_and(is_recent)
     }
 
-    /// Whether it is about to be attached again at another rate.
     pub(crate) fn changes_rate(&self) -> bool {
         matches!(self.phase, Phase::Ending { why: EndReason::OtherRate, .. })
     }
@@ -194,11 +183,11 @@ impl Attachment {
         // A thread that is attached again soon stays attached for longer.
         if !matches!(self.phase, Phase::Detached { changes_rate: true, .. }) {
             let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
-            let longer = (2 * self.linger).clamp(self.pace.linger, LONGEST_LINGER);
+            let longer = (2 * self.linger).clamp(self.timing.linger, LONGEST_LINGER);
             self.linger = match (is_brief, is_soon) {
                 (true, _) => Duration::ZERO,
                 (_, true) => longer,
-                (_, false) => self.pace.linger,
+                (_, false) => self.timing.linger,
             };
         }
         self.phase = Phase::Attached;
@@ -207,7 +196,7 @@ impl Attachment {
 
 impl Phase {
     fn detached(changes_rate: bool) -> Self {
-        Self::Detached { failed: None, changes_rate, is_left_out: false }
+        Self::Detached { failed: None, changes_rate }
     }
 }
 
@@ -240,7 +229,7 @@ impl SampledThread {
         let own = attachment.demand.filter(|demand| demand.why == Why::Process);
         self.cursor.thread.set_rate(own.unwrap_or(slow_span).rate);
         let last = attachment.wanted.max(attachment.attached);
-        let own = self.cursor.thread.arms_itself().then_some(attachment.pace.own_linger);
+        let own = self.cursor.thread.arms_itself().then_some(attachment.timing.own_linger);
         let own = own.filter(|_| !attachment.is_brief);
         let linger = own.unwrap_or(attachment.linger);
         if let Some(Demand { rate, why }) = attachment.demand {
@@ -355,16 +344,10 @@ impl SampledThread {
         self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 
-    /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
-    pub(crate) fn is_newly_left_out(&mut self, may_not_be: bool) -> bool {
-        let is_out =
-            may_not_be && self.attachment.demand.is_some() && !self.cursor.thread.is_refused();
-        match &mut self.attachment.phase {
-            Phase::Detached { is_left_out, .. } => {
-                !std::mem::replace(is_left_out, is_out) && is_out
-            }
-            Phase::Attached | Phase::Ending { .. } => false,
-        }
+    /// Whether it would be attached if any thread might be.
+    pub(crate) fn is_deferred(&self) -> bool {
+        let is_wanted = self.attachment.is_detached() && self.attachment.demand.is_some();
+        is_wanted && !self.cursor.thread.is_refused()
     }
 
     /// Takes what sampling the thread has cost since the last call from its budget and from that of all threads.
@@ -379,7 +362,6 @@ impl SampledThread {
 }
 
 impl Check<'_> {
-    /// Whether more than `duration` has passed since `then`, if that ever was.
     fn is_after(&self, then: Option<Instant>, duration: Duration) -> bool {
         then.is_none_or(|then| self.at.saturating_duration_since(then) > duration)
     }

@@ -14,7 +14,6 @@ pub(crate) struct CpuTime {
     pub(crate) sampled_ns: u64,
 }
 
-/// How a thread spent an interval.
 #[derive(Default, PartialEq)]
 pub(crate) struct Ran {
     pub(crate) on_ns: u64,
@@ -22,11 +21,11 @@ pub(crate) struct Ran {
     pub(crate) sampled_ns: u64,
 }
 
-const MOST_CPU_TIMES: usize = 32;
+const MAX_CPU_TIMES: usize = 32;
 
 impl CpuTimes {
     pub(crate) fn note(&mut self, time: CpuTime) {
-        if self.0.len() == MOST_CPU_TIMES {
+        if self.0.len() == MAX_CPU_TIMES {
             // Drops every other reading, so that the rest covers twice the time.
             let mut keeps = false;
             self.0.retain(|_| {
@@ -67,7 +66,6 @@ impl CpuTimes {
 }
 
 impl Ran {
-    /// What is certain by either.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             on_ns: self.on_ns.max(other.on_ns),

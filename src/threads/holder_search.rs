@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use super::holders::{MOST_HOLDERS, PossibleHolder};
+use super::holders::{HolderCandidate, MAX_HOLDERS};
 use super::inspect::inspect;
-use super::locks::{BlockedThread, MOST_THREADS, OnStack, locks_in};
+use super::locks::{BlockedThread, MAX_THREADS, OnStack, locks_in};
 use super::parked::SampledThreads;
 use super::sampled::SampledThread;
 use super::waits::CaptureBudget;
@@ -20,7 +20,6 @@ use crate::sys;
 /// The assumed cost of a search where CPU time cannot be read.
 const A_SEARCH_NS: u64 = 1_000_000;
 
-/// Searches for the holders of locks for which threads have waited long, if there are any.
 pub(super) fn search_holders(
     sampled: &mut SampledThreads,
     captures: &mut CaptureBudget,
@@ -87,10 +86,10 @@ fn possible_holders(
     locks: &HashMap<u64, u64>,
     mappings: &[Range<u64>],
     intake: &Intake,
-) -> HashMap<u64, Vec<PossibleHolder>> {
-    let mut holders: HashMap<u64, Vec<PossibleHolder>> = HashMap::new();
+) -> HashMap<u64, Vec<HolderCandidate>> {
+    let mut holders: HashMap<u64, Vec<HolderCandidate>> = HashMap::new();
     let tids = sys::own_threads().unwrap_or_default();
-    if tids.len() > MOST_THREADS {
+    if tids.len() > MAX_THREADS {
         Counters::add(&intake.counters.waits.holders_not_sought, locks.len() as u64);
         return holders;
     }
@@ -125,16 +124,16 @@ fn possible_holders(
         }
         let (thread, span) = (sys::own_thread(tid), Holder::NO_SPAN);
         for (lock, OnStack { times, .. }) in found {
-            let holder = PossibleHolder { thread, span, blocked_cpu_ns, is_in_other_futex, times };
+            let holder = HolderCandidate { thread, span, blocked_cpu_ns, is_in_other_futex, times };
             holders.entry(lock).or_default().push(holder);
         }
     }
     for holders in holders.values_mut() {
         holders.sort_by_key(|holder| Reverse(holder.rank()));
         // One of them may be the one that waits.
-        holders.truncate(1 + MOST_HOLDERS);
+        holders.truncate(1 + MAX_HOLDERS);
     }
-    let span_of = |holder: &PossibleHolder| known.get(&holder.thread.tid)?.thread().span();
+    let span_of = |holder: &HolderCandidate| known.get(&holder.thread.tid)?.thread().span();
     let spans: HashSet<SpanKey> = holders.values().flatten().filter_map(span_of).collect();
     for span in intake.spans.find_open(&spans) {
         let number = intake.sinks.store.names.number_of(&intake.spans, span);

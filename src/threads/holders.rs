@@ -14,30 +14,29 @@ use crate::sinks::Holder;
 use crate::sys::{self, Call, OsThread};
 
 /// Of shorter waits, no holder is sought.
-const LEAST_WAIT: Duration = Duration::from_millis(10);
+const MIN_WAIT: Duration = Duration::from_millis(10);
 
 /// All threads are searched for all such locks at once, which takes some 30 µs for each thread.
 pub(super) const SEARCHES: CpuBudget = CpuBudget::new(1, 20_000_000);
 
 /// It is sought that often, the last time after 20 seconds.
-const MOST_SEARCHES: u32 = 12;
+const MAX_SEARCHES: u32 = 12;
 
 /// How many threads may hold a lock; beyond these, the likeliest.
-pub(super) const MOST_HOLDERS: usize = 8;
+pub(super) const MAX_HOLDERS: usize = 8;
 
-/// The holder of the lock that a thread waits for.
 #[derive(Debug, Default)]
-pub(super) struct SoughtHolder {
+pub(super) struct HolderSearch {
     /// As the lock states it.
     stated: Option<Holder>,
     /// What a thread waits for, its id and its stack pointer.
     futex: Option<(u64, u32, u64)>,
     lock: Option<u64>,
     searches: u32,
-    possible: Vec<PossibleHolder>,
+    possible: Vec<HolderCandidate>,
 }
 
-impl SoughtHolder {
+impl HolderSearch {
     /// Of thread `tid` with that stack pointer, which is blocked in this call.
     pub(super) fn of(call: Call, tid: u32, sp: u64) -> Self {
         let stated = Holder::stated_by(call, tid);
@@ -47,10 +46,10 @@ impl SoughtHolder {
 
     /// Whether it is to be sought: at 10 ms, and until one is found, each time that the wait is twice as long.
     pub(super) fn is_due(&self, waited_ns: u64) -> bool {
-        let due = LEAST_WAIT.saturating_mul(1 << self.searches.min(MOST_SEARCHES));
+        let due = MIN_WAIT.saturating_mul(1 << self.searches.min(MAX_SEARCHES));
         self.futex.is_some()
             && self.possible.is_empty()
-            && self.searches < MOST_SEARCHES
+            && self.searches < MAX_SEARCHES
             && u128::from(waited_ns) >= due.as_nanos()
     }
 
@@ -69,7 +68,7 @@ impl SoughtHolder {
     /// Takes those that may hold its lock, if none was known.
     pub(super) fn end(
         &mut self,
-        holders: &HashMap<u64, Vec<PossibleHolder>>,
+        holders: &HashMap<u64, Vec<HolderCandidate>>,
         mappings: &[Range<u64>],
     ) {
         let lock = self.lock.filter(|_| self.possible.is_empty());
@@ -82,29 +81,28 @@ impl SoughtHolder {
             return;
         }
         // Itself if it has the lock by now.
-        let is_other = |holder: &&PossibleHolder| {
+        let is_other = |holder: &&HolderCandidate| {
             self.futex.is_none_or(|(_, tid, _)| tid != holder.thread.tid)
         };
-        self.possible.extend(found.iter().filter(is_other).take(MOST_HOLDERS).cloned());
+        self.possible.extend(found.iter().filter(is_other).take(MAX_HOLDERS).cloned());
     }
 
     /// The likeliest one; `None` if two are equally likely. If the wait has ended, one that has run.
     pub(super) fn likeliest(&self, has_ended: bool) -> Option<Holder> {
         // Since its stack was read.
-        let has_run = |it: &PossibleHolder| {
+        let has_run = |it: &HolderCandidate| {
             it.blocked_cpu_ns.is_none_or(|before| sys::cpu_ns_of(it.thread.tid) != Some(before))
         };
         let ran: Vec<_> = self.possible.iter().filter(|it| !has_ended || has_run(it)).collect();
         let Some(best) = ran.iter().max_by_key(|thread| thread.rank()) else { return self.stated };
         let is_only_one = ran.iter().filter(|thread| thread.rank() == best.rank()).count() == 1;
-        let PossibleHolder { thread, span, .. } = **best;
+        let HolderCandidate { thread, span, .. } = **best;
         is_only_one.then_some(Holder { thread, span, is_inferred: true })
     }
 }
 
-/// A thread that may hold a lock.
 #[derive(Clone, Debug)]
-pub(super) struct PossibleHolder {
+pub(super) struct HolderCandidate {
     pub(super) thread: OsThread,
     pub(super) span: u64,
     /// Its CPU time while it was blocked; `None` if it ran.
@@ -115,7 +113,7 @@ pub(super) struct PossibleHolder {
     pub(super) times: u32,
 }
 
-impl PossibleHolder {
+impl HolderCandidate {
     /// The likelier, the larger.
     pub(super) fn rank(&self) -> impl Ord + use<> {
         (!self.is_in_other_futex, self.times)
@@ -129,15 +127,15 @@ mod tests {
     use super::super::locks::BlockedThread;
     use super::*;
 
-    fn thread(tid: u32, is_in_other_futex: bool, times: u32) -> PossibleHolder {
+    fn thread(tid: u32, is_in_other_futex: bool, times: u32) -> HolderCandidate {
         let (thread, span) = (OsThread::new(tid, b""), Holder::NO_SPAN);
-        PossibleHolder { thread, span, blocked_cpu_ns: None, is_in_other_futex, times }
+        HolderCandidate { thread, span, blocked_cpu_ns: None, is_in_other_futex, times }
     }
 
     #[test]
     fn a_thread_that_is_no_more_likely_than_another_is_not_named() {
-        let named = |threads: &[PossibleHolder]| {
-            let sought = SoughtHolder { possible: threads.to_vec(), ..SoughtHolder::default() };
+        let named = |threads: &[HolderCandidate]| {
+            let sought = HolderSearch { possible: threads.to_vec(), ..HolderSearch::default() };
             Some(sought.likeliest(true)?.thread.tid)
         };
         assert_eq!(named(&[]), None);
@@ -149,9 +147,9 @@ mod tests {
     }
 
     /// A mutex of the standard library, for which thread 1 waits.
-    fn waits_for(word: &AtomicU32) -> SoughtHolder {
+    fn waits_for(word: &AtomicU32) -> HolderSearch {
         let futex = std::ptr::from_ref(word).addr() as u64;
-        SoughtHolder { futex: Some((futex, 1, 0)), lock: Some(futex), ..SoughtHolder::default() }
+        HolderSearch { futex: Some((futex, 1, 0)), lock: Some(futex), ..HolderSearch::default() }
     }
 
     #[test]
@@ -188,13 +186,13 @@ mod tests {
 
     #[test]
     fn a_holder_is_sought_less_and_less_often() {
-        let mut sought = SoughtHolder { futex: Some((8, 1, 0)), ..SoughtHolder::default() };
+        let mut sought = HolderSearch { futex: Some((8, 1, 0)), ..HolderSearch::default() };
         const MS: u64 = 1_000_000;
         for due_ms in [10, 20, 40, 80] {
             assert!(!sought.is_due(due_ms * MS - 1) && sought.is_due(due_ms * MS));
             assert!(!sought.begin(), "nothing is there");
         }
-        (0..MOST_SEARCHES).for_each(|_| _ = sought.begin());
+        (0..MAX_SEARCHES).for_each(|_| _ = sought.begin());
         assert!(!sought.is_due(u64::MAX), "for an hour");
     }
 
@@ -231,8 +229,8 @@ mod tests {
             }
             std::thread::yield_now();
         };
-        let one = PossibleHolder { blocked_cpu_ns: Some(blocked.cpu_ns), ..thread(tid, false, 1) };
-        let sought = SoughtHolder { possible: vec![one], ..SoughtHolder::default() };
+        let one = HolderCandidate { blocked_cpu_ns: Some(blocked.cpu_ns), ..thread(tid, false, 1) };
+        let sought = HolderSearch { possible: vec![one], ..HolderSearch::default() };
         assert!(sought.likeliest(true).is_none(), "it sleeps");
         assert!(sought.likeliest(false).is_some(), "the wait goes on");
         shared.1.store(true, Ordering::Release);

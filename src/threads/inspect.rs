@@ -13,7 +13,6 @@ use crate::span::SpanKey;
 use crate::sys::{self, Blocked, Call, OsThread};
 use crate::unwind::UnwindEnd;
 
-/// A thread at one moment.
 pub(crate) struct InspectedThread {
     pub(crate) thread: OsThread,
     pub(crate) activity: ThreadActivity,
@@ -21,12 +20,29 @@ pub(crate) struct InspectedThread {
     pub(crate) stack: Stack,
     /// The CPU time that it had used by then.
     pub(crate) cpu_ns: Option<u64>,
-    /// It was blocked, but not all the time that the inspection took. Another one may tell in what.
-    pub(crate) has_moved: bool,
+    /// It was blocked, but not all the time that the inspection took.
+    has_moved: bool,
 }
 
-/// Inspects a thread; `None` if it has ended.
+/// How often a thread is inspected that wakes up while it is.
+const MAX_TRIES: usize = 3;
+
+/// Inspects a thread until it is found running or in one wait, or too often; `None` if it has ended.
 pub(crate) fn inspect(
+    intake: &mut Intake,
+    shared: Option<&ThreadShared>,
+    tid: u32,
+) -> Option<InspectedThread> {
+    let mut found = inspect_once(intake, shared, tid)?;
+    for _ in 1..MAX_TRIES {
+        if found.has_moved {
+            found = inspect_once(intake, shared, tid)?;
+        }
+    }
+    Some(found)
+}
+
+fn inspect_once(
     intake: &mut Intake,
     shared: Option<&ThreadShared>,
     tid: u32,

@@ -10,14 +10,11 @@ use std::ops::Range;
 use crate::sys::{self, Blocked, Call};
 
 /// The stacks of more threads are not searched.
-pub(crate) const MOST_THREADS: usize = 1_000;
-/// At most this much of a stack is read.
+pub(crate) const MAX_THREADS: usize = 1_000;
 const STACK_BYTES: u64 = 64 << 10;
 
-/// A thread that is blocked.
 pub(crate) struct BlockedThread {
     pub(crate) tid: u32,
-    /// The CPU time that it had used by then.
     pub(crate) cpu_ns: u64,
     sp: u64,
     /// The futex in which it is blocked if that is no lock: of a condition variable, or it is parked.
@@ -83,7 +80,6 @@ pub(crate) struct OnStack {
 /// seen, and 53 of one who holds a mutex and waits for a message.
 const WORDS_OF_CONDVAR: usize = 16;
 
-/// Which of the locks are in the words of a stack.
 pub(super) fn locks_in(
     words: impl Iterator<Item = u64>,
     locks: &HashSet<u64>,
@@ -111,7 +107,6 @@ fn mapping_at(mappings: &[Range<u64>], address: u64) -> Option<&Range<u64>> {
     mappings.get(after).filter(|mapping| mapping.contains(&address))
 }
 
-/// The futex that a thread waits for.
 pub(super) fn futex_of(call: Call) -> Option<u64> {
     match call {
         Call::Futex(futex) | Call::PlainFutex(futex) => Some(futex),
@@ -123,9 +118,7 @@ pub(super) fn futex_of(call: Call) -> Option<u64> {
 enum Futex {
     /// It belongs to the lock at this address, or so it seems: condition variables count there.
     Lock(u64),
-    /// A thread waits in parking_lot.
     ParkingLot,
-    /// It is no lock.
     Other,
 }
 

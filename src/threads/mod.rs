@@ -6,7 +6,6 @@ mod cpu_times;
 mod holder_search;
 mod holders;
 mod inspect;
-mod load;
 mod locks;
 mod parked;
 mod reading_budget;
@@ -24,8 +23,7 @@ use std::time::{Duration, Instant};
 pub(crate) use attachment::Timing;
 pub(crate) use cpu_times::{CpuTime, Ran};
 pub(crate) use inspect::{InspectedThread, inspect};
-pub(crate) use load::LoadLimits;
-pub(crate) use locks::{BlockedThread, MOST_THREADS};
+pub(crate) use locks::{BlockedThread, MAX_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
@@ -41,7 +39,6 @@ use crate::sys;
 
 use crate::drain::ProcessThreads;
 use crate::drain::{DemandBudgets, Why};
-use load::LoadPause;
 use parked::SampledThreads;
 use rivals::Rivals;
 use scan::Schedule;
@@ -52,18 +49,14 @@ const IDLE: Duration = Duration::from_secs(10);
 /// How often signals and budgets are checked, and the clock's rate is measured again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How threads are sampled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadSettings {
-    pub(crate) pace: Timing,
-    pub(crate) shed: LoadLimits,
+    pub(crate) timing: Timing,
     /// The share of one core that reading samples may take.
     pub(crate) cpu_percent: Option<u32>,
-    /// Whether waits are captured.
     pub(crate) waits: bool,
 }
 
-/// All threads that enter profiled spans.
 pub(crate) struct Threads {
     pub(crate) sampled: SampledThreads,
     pub(crate) rivals: Rivals,
@@ -75,7 +68,6 @@ pub(crate) struct Threads {
     /// Of all threads together.
     budgets: DemandBudgets,
     reading: ReadingTime,
-    shed: LoadPause,
     /// Those of threads that are over, and may still read them.
     ended_sessions: Vec<Arc<SamplingSession>>,
     /// Whether the next round can end a session.
@@ -102,11 +94,10 @@ impl Threads {
             process: ProcessThreads::default(),
             settings,
             schedule: Schedule::new(),
-            captures: CaptureBudget::new(settings.pace.captures),
-            attaching: settings.pace.attaching,
+            captures: CaptureBudget::new(settings.timing.captures),
+            attaching: settings.timing.attaching,
             budgets: DemandBudgets::new(processors),
             reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },
-            shed: LoadPause::new(settings.shed),
             ended_sessions: Vec::new(),
             can_end: false,
             idle: IDLE,
@@ -127,11 +118,11 @@ impl Threads {
     }
 
     fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
-        let pace = self.settings.pace;
+        let timing = self.settings.timing;
         for thread in &new {
             self.process.note_hook(thread.tid());
         }
-        self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, pace)));
+        self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, timing)));
     }
 
     /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,
@@ -142,7 +133,6 @@ impl Threads {
         self.process.set(why, period_ns.map(|ns| Periods { full_ns: ns, low_ns: low_ns(ns) }));
     }
 
-    /// Whether any thread is or may be sampled.
     pub(crate) fn has_any(&self) -> bool {
         !self.sampled.is_empty() || self.process.is_any()
     }
@@ -167,7 +157,6 @@ impl Threads {
         self.sampled.iter().filter_map(SampledThread::waiting)
     }
 
-    /// Whether a ring is half full.
     pub(crate) fn has_full_ring(&self) -> bool {
         self.sampled.iter().any(|sampled| sampled.cursor.is_half_full())
             || self.process.has_full_ring()
@@ -249,7 +238,6 @@ impl Threads {
         has_ended
     }
 
-    /// What is to be logged.
     pub(crate) fn take_events(&mut self) -> Vec<LogEvent> {
         let said = self.said.iter_mut().filter_map(|(.., event)| event.take());
         said.chain(self.captures.unseen.take()).collect()

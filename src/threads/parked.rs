@@ -24,7 +24,6 @@ pub(crate) struct SampledThreads {
 }
 
 impl SampledThreads {
-    /// Parks the threads for which `is_parked` holds.
     pub(crate) fn park(&mut self, mut is_parked: impl FnMut(&mut SampledThread) -> bool) {
         let parked = self.active.extract_if(.., |sampled| is_parked(sampled));
         self.parked.extend(parked.map(|sampled| (sampled.address(), sampled)));
@@ -64,7 +63,6 @@ impl SampledThreads {
         all.map(|one| (one.thread().tid(), one)).collect()
     }
 
-    /// Brings all of them back.
     pub(crate) fn bring_all_back(&mut self) {
         self.active.extend(std::mem::take(&mut self.parked).into_values());
     }

@@ -6,7 +6,6 @@ use crate::budget::CpuBudget;
 /// saved: slow requests come in bursts.
 #[derive(Debug)]
 pub(super) struct ReadingBudget {
-    /// `None` for no limit.
     saved: Option<CpuBudget>,
     checked_ns: u64,
     /// The CPU time used until then.
@@ -54,7 +53,6 @@ impl ReadingBudget {
         has_changed.then_some(times)
     }
 
-    /// The factor on the time between samples.
     pub(super) fn times(&self) -> f64 {
         self.times
     }

@@ -8,12 +8,12 @@ use crate::stats::Counters;
 use crate::sys;
 
 /// The threads are listed and their clocks read this often, or as often as 1 % of the time allows.
-const SOONEST: Duration = Duration::from_millis(20);
+const MIN_INTERVAL: Duration = Duration::from_millis(20);
 const SHARE: u32 = 100;
 /// Without a thread that waits for a CPU for this long, the readings are forgotten.
 const QUIET: Duration = Duration::from_secs(3);
 /// Of a process with more threads, nothing is known. Their readings take some 800 bytes each.
-const MOST_THREADS: usize = 1_024;
+const MAX_THREADS: usize = 1_024;
 
 /// The CPU times of all threads of the process, while one of them waits for a CPU.
 #[derive(Default)]
@@ -55,13 +55,13 @@ impl Rivals {
             }
             return;
         }
-        if since.is_some_and(|(since, took)| since < SOONEST.max(took * SHARE)) {
+        if since.is_some_and(|(since, took)| since < MIN_INTERVAL.max(took * SHARE)) {
             return;
         }
         let begun = Instant::now();
         let listed = sys::own_threads().unwrap_or_default();
         Counters::add(&counters.threads.unlisted, u64::from(listed.is_empty()));
-        let listed = if listed.len() <= MOST_THREADS { listed } else { Vec::new() };
+        let listed = if listed.len() <= MAX_THREADS { listed } else { Vec::new() };
         let listed: HashSet<u32> = listed.into_iter().collect();
         self.threads.retain(|tid, _| listed.contains(tid));
         for tid in listed {

@@ -11,15 +11,14 @@ use crate::sampler::RunDelay;
 use crate::stats::Counters;
 use crate::sys::{self, KernelFile, Schedstat};
 
-/// The layer may have one in this many of the files that the process may open for this, and no more than [`MOST_FILES`].
+/// The layer may have one in this many of the files that the process may open for this, and no more than [`MAX_FILES`].
 const SHARE_OF_FILES: u64 = 32;
-const MOST_FILES: u64 = 256;
+const MAX_FILES: u64 = 256;
 /// A reading takes some 2 µs, and those of all threads 1 % of a core.
 const A_READING_NS: u64 = 200_000;
 /// A thread that waits for less between two readings lacks no CPU.
 const STARVED_NS: u64 = 1_000_000;
 
-/// Reads that of one thread.
 #[derive(Debug, Default)]
 pub(super) struct RunDelayReader {
     /// Open as long as the thread is sampled for its spans.
@@ -38,7 +37,6 @@ impl RunDelayReader {
         self.file.is_some()
     }
 
-    /// Closes the file.
     pub(super) fn end(&mut self) {
         self.file = None;
         self.is_left_out = false;
@@ -53,7 +51,7 @@ impl RunDelayReader {
         }
         if self.file.is_none() {
             // A system call.
-            let most_files = (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MOST_FILES);
+            let most_files = (sys::open_file_limit() / SHARE_OF_FILES).clamp(1, MAX_FILES);
             if scanner.run_delay_files >= most_files {
                 self.note_left_out(scanner);
                 return;

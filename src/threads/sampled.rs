@@ -13,7 +13,6 @@ use crate::intake::Intake;
 use crate::sampler::ThreadShared;
 use crate::span::SpanKey;
 
-/// A thread that enters profiled spans.
 pub(crate) struct SampledThread {
     pub(crate) cursor: ThreadCursor,
     pub(crate) attachment: Attachment,
@@ -33,11 +32,11 @@ pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
 }
 
 impl SampledThread {
-    pub(crate) fn new(thread: Arc<ThreadShared>, pace: Timing) -> Self {
+    pub(crate) fn new(thread: Arc<ThreadShared>, timing: Timing) -> Self {
         let cursor = ThreadCursor::new(thread);
         let is_attached = cursor.is_attached();
         Self {
-            attachment: Attachment::new(pace, is_attached),
+            attachment: Attachment::new(timing, is_attached),
             cursor,
             detector: BlockDetector::new(is_attached),
             cpu_times: CpuTimes::default(),
@@ -50,7 +49,6 @@ impl SampledThread {
         &self.cursor.thread
     }
 
-    /// Reads everything in the ring. Returns the span that the thread is in.
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
         self.go_to_next_session();
         let elsewhere =
@@ -66,7 +64,6 @@ impl SampledThread {
         span
     }
 
-    /// Checks whether the thread is blocked.
     pub(crate) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
         if self.thread().is_over() {
             self.run_delay.end();
@@ -84,7 +81,6 @@ impl SampledThread {
         self.detector.scan(&self.cursor, scanner)
     }
 
-    /// The present wait, if the last scan found one.
     pub(crate) fn waiting(&self) -> Option<&WaitingThread> {
         self.detector.waiting.as_ref()
     }

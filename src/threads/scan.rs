@@ -19,14 +19,13 @@ use crate::stats::Counters;
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
 /// How long one scan may spend on attaching threads, which takes some 150 µs each.
-const MOST_ATTACHING: Duration = Duration::from_millis(5);
-/// How many threads may be attached again at another rate in one scan. More would not fit into [`MOST_ATTACHING`].
-const MOST_CHANGING: usize = 16;
+const MAX_ATTACHING: Duration = Duration::from_millis(5);
+/// How many threads may be attached again at another rate in one scan. More would not fit into [`MAX_ATTACHING`].
+const MAX_CHANGING: usize = 16;
 
 /// How often it is said that the rate is lowered, or that no more threads are sampled.
 const SAY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When threads are scanned.
 pub(super) struct Schedule {
     /// The thread at which the next scan starts.
     first: usize,
@@ -36,7 +35,6 @@ pub(super) struct Schedule {
     /// Whether a hook may wake the collector for a scan, and when one last did.
     hooks_wake: bool,
     woken: Option<Instant>,
-    /// Whether the last scan found a thread in a profiled span.
     is_in_span: bool,
 }
 
@@ -118,12 +116,10 @@ impl Threads {
         if std::mem::take(&mut self.schedule.hooks_wake) && !intake.spans.scans_rarely() {
             self.schedule.woken = Some(self.schedule.scanned);
         }
-        self.check_load(intake, self.schedule.scanned);
         let now = intake.clock().now();
         let now_ns = intake.clock().raw_ns(now);
         let mut until_wanted = Duration::MAX;
-        let is_paused = self.shed.is_over;
-        let may_attach = !is_paused && self.attaching.has_budget(now_ns);
+        let may_attach = self.attaching.has_budget(now_ns);
         let has_half = self.attaching.left_ns(now_ns) >= self.attaching.most_ns() / 2;
         let mut has_attached = false;
         self.sampled.iter_mut().for_each(|sampled| sampled.charge(&mut self.budgets));
@@ -145,8 +141,8 @@ impl Threads {
         let (later, sooner) = self.sampled.split_at_mut(first);
         for sampled in sooner.iter_mut().chain(later) {
             // The rings of other threads fill while threads are attached.
-            check.may_attach = may_attach && self.schedule.scanned.elapsed() < MOST_ATTACHING;
-            check.may_change = check.may_attach && changing < MOST_CHANGING;
+            check.may_attach = may_attach && self.schedule.scanned.elapsed() < MAX_ATTACHING;
+            check.may_change = check.may_attach && changing < MAX_CHANGING;
             let is_idle = sampled.is_idle(now, park_after);
             let was_detached = sampled.attachment.is_detached();
             let process = self.process.demand_of(sampled.thread().tid(), is_idle);
@@ -156,14 +152,8 @@ impl Threads {
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
             changing += usize::from(sampled.attachment.changes_rate());
-            if sampled.is_newly_left_out(!check.may_attach) {
-                let counters = &intake.counters;
-                let counter = if is_paused {
-                    &counters.threads.paused
-                } else {
-                    &counters.threads.attach_deferred
-                };
-                Counters::add(counter, 1);
+            if !check.may_attach && sampled.is_deferred() {
+                Counters::add(&intake.counters.threads.attach_deferred, 1);
             }
             if sampled.attachment.is_to_end(check.at) {
                 until_wanted = Duration::ZERO;
@@ -231,7 +221,7 @@ impl Threads {
             }
             is_parked
         });
-        let longest = self.settings.pace.longest_scan_interval;
+        let longest = self.settings.timing.longest_scan_interval;
         self.schedule.interval = next.min(until_wanted.max(soonest_wanted)).min(longest);
         self.let_hooks_wake(intake, may_attach);
         if let Some(took) = intake.own_cpu.lap() {
@@ -252,7 +242,6 @@ impl Threads {
         intake.spans.set_scans_rarely(self.schedule.hooks_wake);
     }
 
-    /// Checks whether reading samples takes more than its share of a core.
     pub(super) fn check_budget(&mut self, intake: &Intake) {
         let before = self.reading.budget.times();
         let Some(times) = self.reading.budget.update(intake.now_ns(), self.reading.used_ns) else {
@@ -265,18 +254,6 @@ impl Threads {
         Counters::add(&intake.counters.sampling.rate_reduced, 1);
         let percent = self.settings.cpu_percent.unwrap_or_default();
         self.say(report::lowered_rate(percent, times), Instant::now().checked_sub(SAY_INTERVAL));
-    }
-
-    /// Checks whether the machine is too busy for any thread to be sampled.
-    pub(crate) fn check_load(&mut self, intake: &Intake, now: Instant) {
-        if !self.shed.is_due(now) {
-            return;
-        }
-        let begins = self.shed.check(now, crate::host::load());
-        intake.source.set_paused(self.shed.is_over);
-        if let Some(over) = begins {
-            self.say(report::shed(&over), now.checked_sub(SAY_INTERVAL));
-        }
     }
 
     /// Rearms threads whose timer's signal handler was replaced by the program, with another signal. While a debugger is

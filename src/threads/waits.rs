@@ -7,7 +7,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::holders::{SEARCHES, SoughtHolder};
+use super::holders::{HolderSearch, SEARCHES};
 use crate::budget::{CpuBudget, passed};
 use crate::drain::ThreadCursor;
 use crate::intake::Intake;
@@ -34,7 +34,7 @@ const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 const _: () = assert!(SHORTEST_WAIT.as_nanos() == SHORT_NS.end as u128);
 /// A short wait that is captured represents this many others at most.
-const MOST_SKIPPED: u64 = 256;
+const MAX_SKIPPED: u64 = 256;
 
 /// The kernel's clock and a converted reading of a counter differ by less.
 const CLOCKS_DIFFER_NS: u64 = 1_000_000;
@@ -62,7 +62,6 @@ pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i6
 /// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
 
-/// The budget for captures.
 pub(crate) struct CaptureBudget {
     left: CpuBudget,
     /// For the search for holders of locks.
@@ -80,7 +79,6 @@ impl CaptureBudget {
         Self { left, searches: SEARCHES, filters_ns: None, unseen: None, has_noted_unseen: false }
     }
 
-    /// Whether there is enough to capture short waits, too.
     fn has_half(&mut self, now_ns: u64) -> bool {
         self.left.left_ns(now_ns) > self.left.most_ns() / 2
     }
@@ -127,11 +125,9 @@ fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
     LogEvent::warning(LogKind::WaitsUnseen, message)
 }
 
-/// What a scan reads and fills.
 pub(crate) struct Scanner<'a> {
     pub(crate) intake: &'a mut Intake,
     pub(crate) captures: &'a mut CaptureBudget,
-    /// Whether waits are captured.
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
@@ -153,21 +149,20 @@ impl Scanner<'_> {
     }
 }
 
-/// The result of scanning a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanResult {
-    /// The thread is in no profiled span.
     OutsideSpans,
     /// The thread is in one, and is not known to be blocked.
     Busy,
     /// The wait that was captured earlier continues.
-    StillWaiting { waited_ns: u64 },
+    StillWaiting {
+        waited_ns: u64,
+    },
 }
 
 /// Finds out whether a thread is blocked in a profiled span, and since when.
 #[derive(Default)]
 pub(crate) struct BlockDetector {
-    /// The present wait, if the last scan found one.
     pub(super) waiting: Option<WaitingThread>,
     /// The last reading of the CPU clock, for a thread without switch records.
     last: Option<CpuReading>,
@@ -191,7 +186,7 @@ pub(crate) struct WaitingThread {
     proof: Proof,
     thread: OsThread,
     pub(crate) stack: Stack,
-    pub(super) sought: SoughtHolder,
+    pub(super) sought: HolderSearch,
     /// The time and number of short waits before it, which it represents.
     skipped: [u64; 2],
 }
@@ -222,7 +217,6 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    /// Scans the thread.
     pub(crate) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(cursor, scanner) {
@@ -298,7 +292,6 @@ impl BlockDetector {
         });
     }
 
-    /// Ends scanning: the thread has ended or is not sampled any more.
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(cursor, scanner);
@@ -320,7 +313,7 @@ impl BlockDetector {
             *represented += count + u64::from(is_short);
         }
         // Each has the mean length, and none of them more than the longest.
-        let (mean_ns, shown) = (skipped_ns / count.max(1), count.min(MOST_SKIPPED));
+        let (mean_ns, shown) = (skipped_ns / count.max(1), count.min(MAX_SKIPPED));
         for number in 1..=shown {
             let time_ns = wait.time_ns.saturating_sub(number * mean_ns);
             scanner.intake.add_wait(waiting.span, NewSample { time_ns, weight: mean_ns, ..wait });
@@ -399,7 +392,6 @@ impl BlockDetector {
     }
 }
 
-/// The end of a wait.
 #[derive(Clone, Copy, Debug)]
 struct EndedWait {
     at_ns: u64,
@@ -414,7 +406,6 @@ impl EndedWait {
 }
 
 impl WaitingThread {
-    /// Its length so far.
     pub(crate) fn waited_ns(&self) -> u64 {
         self.so_far().weight
     }
@@ -427,7 +418,6 @@ impl WaitingThread {
         }
     }
 
-    /// What is known of it.
     pub(crate) fn so_far(&self) -> NewSample<'_> {
         self.until(self.lasted_until_ns)
     }
@@ -489,7 +479,6 @@ impl WaitingThread {
     }
 }
 
-/// Whether a thread is known to be blocked.
 fn is_blocked(tid: u32) -> bool {
     sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
 }
@@ -535,20 +524,20 @@ fn capture(
     scanner: &mut Scanner<'_>,
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
-    let mut sought = SoughtHolder::default();
+    let mut sought = HolderSearch::default();
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }
     match sys::blocked(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(StackLeaf::In(call));
-            sought = SoughtHolder::of(call, cursor.thread.tid(), sp);
+            sought = HolderSearch::of(call, cursor.thread.tid(), sp);
             let is_copied = scanner.intake.copy_blocked(sp);
             let holds = report_wait(cursor, span, proof)?;
             if holds {
                 stack.holder = sought.likeliest(false);
             } else {
-                sought = SoughtHolder::default();
+                sought = HolderSearch::default();
             }
             if holds && is_copied {
                 scanner.intake.unwind_blocked(Some(&cursor.thread), (pc, sp), &mut stack);

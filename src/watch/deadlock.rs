@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::sys;
-use crate::threads::{BlockedThread, MOST_THREADS};
+use crate::threads::{BlockedThread, MAX_THREADS};
 
 /// How long a deadlock is watched before it is one.
 const PERSISTS: Duration = Duration::from_millis(5);
@@ -25,7 +25,6 @@ pub(super) struct Deadlock {
 struct DeadlockedWait {
     tid: u32,
     lock: u64,
-    /// The thread that holds the lock.
     holder: u32,
     is_inferred: bool,
 }
@@ -34,7 +33,7 @@ impl Deadlock {
     /// All deadlocks of threads of this process, as far as the system shows in what they are blocked.
     pub(super) fn find_all() -> Vec<Self> {
         let tids = sys::own_threads().unwrap_or_default();
-        if tids.len() > MOST_THREADS {
+        if tids.len() > MAX_THREADS {
             return Vec::new();
         }
         sys::read_filters();
@@ -71,7 +70,6 @@ impl Deadlock {
         deadlocks
     }
 
-    /// Whether a thread is one of those.
     pub(super) fn has(&self, tid: u32) -> bool {
         self.waits.iter().any(|wait| wait.tid == tid)
     }
@@ -118,7 +116,6 @@ fn without_end(mut waits: Vec<(u32, u64)>, holders: &PossibleHolders) -> Vec<Dea
     waits.into_iter().filter_map(with_holder).collect()
 }
 
-/// The circles of threads that wait for each other.
 fn cycles(waits: Vec<DeadlockedWait>) -> Vec<Deadlock> {
     let waits: BTreeMap<u32, DeadlockedWait> =
         waits.into_iter().map(|wait| (wait.tid, wait)).collect();

@@ -7,27 +7,25 @@ use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{ProfileId, SampleKind};
-use crate::publish::{Asked, Job, OpenSpan, OpenState, Question, link_of};
+use crate::publish::{Asked, Job, OpenSpan, OpenState, Reply, link_of};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::threads::Threads;
 
 /// Spans beyond that number are left out, the youngest first.
-const MOST_LISTED: usize = 1_000;
+const MAX_LISTED: usize = 1_000;
 
-/// Where a span is.
 struct SpanPlace {
     state: OpenState,
     since_ns: u64,
     stack: Stack,
 }
 
-/// Lists open spans for a caller.
 pub(crate) fn list_open(
     engine: &Engine,
     intake: &mut Intake,
     threads: &Threads,
-    (older_than, reply): (Duration, Question<Vec<OpenSpan>>),
+    (older_than, reply): (Duration, Reply<Vec<OpenSpan>>),
 ) -> Job {
     let now_ns = intake.now_ns();
     let mut open = Vec::new();
@@ -37,7 +35,7 @@ pub(crate) fn list_open(
         }
     });
     open.sort_by_key(|slot| u64::MAX - slot.open_ns);
-    open.truncate(MOST_LISTED);
+    open.truncate(MAX_LISTED);
     let ids: HashMap<SpanKey, RegistryId> = open.iter().map(|slot| (slot.key, slot.id)).collect();
     let mut places = places(engine, intake, threads, &ids);
     // Of several tasks in a span, the one that has been there for longest is shown.

@@ -1,49 +1,33 @@
 //! Finds out where all threads of the process are, for a caller.
 
 use std::collections::{HashSet, VecDeque};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
 use crate::assemble::ProfileInputs;
-use crate::budget::passed;
 use crate::engine::Engine;
 use crate::intake::Intake;
-use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadActivity, ThreadDump};
-use crate::publish::{Asked, Job, Question};
+use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadDump};
+use crate::publish::{Asked, Job, Reply};
 use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::sys;
 use crate::text::escaped;
 use crate::threads::{InspectedThread, Threads, inspect};
 
-/// Threads that were not reached within this CPU time are left out: there are more than ten thousands.
-const MOST_CPU: Duration = Duration::from_secs(2);
-/// The same for the wall time, of a machine that is busy.
+/// Threads that were not reached within this time are left out: there are more than ten thousands.
 const LONGEST: Duration = Duration::from_secs(5);
 /// The memory for stacks. Further threads have none.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
-/// How often a thread is inspected that runs.
-const MOST_TRIES: u32 = 4;
-/// The pause before all that is left is tried again.
-const PAUSE: Duration = Duration::from_millis(1);
 
 /// A dump of all threads until it is complete.
 pub(crate) struct ThreadScan {
-    left: VecDeque<LeftThread>,
+    left: VecDeque<u32>,
     found: Vec<FoundThread>,
     stacks: StackTree<StackEntry>,
     begun: Instant,
-    cpu_left: Duration,
-    reply: Question<Option<ThreadDump>>,
-}
-
-/// A thread that must be inspected, for the first time or again.
-struct LeftThread {
-    tid: u32,
-    tries: u32,
-    last: Option<FoundThread>,
+    reply: Reply<Option<ThreadDump>>,
 }
 
 /// A thread at one moment, for the dump.
@@ -59,7 +43,7 @@ struct FoundThread {
 
 impl ThreadScan {
     /// Lists the threads; `None` if that is not possible, and answered.
-    pub(crate) fn begin(threads: &Threads, reply: Question<Option<ThreadDump>>) -> Option<Self> {
+    pub(crate) fn begin(threads: &Threads, reply: Reply<Option<ThreadDump>>) -> Option<Self> {
         let Ok(mut tids) = sys::own_threads() else {
             reply.send(None);
             return None;
@@ -70,61 +54,31 @@ impl ThreadScan {
             |tid: &u32| sampled.get(tid).is_some_and(|it| it.thread().span().is_some());
         let in_spans: HashSet<u32> = tids.iter().copied().filter(|tid| is_in_span(tid)).collect();
         tids.sort_by_key(|tid| !in_spans.contains(tid));
-        let left = tids.into_iter().map(|tid| LeftThread { tid, tries: 0, last: None });
-        let (left, found, stacks) = (left.collect(), Vec::new(), StackTree::default());
-        Some(Self { left, found, stacks, begun: Instant::now(), cpu_left: MOST_CPU, reply })
+        let (left, found, stacks) = (tids.into(), Vec::new(), StackTree::default());
+        Some(Self { left, found, stacks, begun: Instant::now(), reply })
     }
 
     /// Inspects some threads. Returns whether that was all.
-    pub(crate) fn step(
-        &mut self,
-        engine: &Engine,
-        intake: &mut Intake,
-        threads: &mut Threads,
-    ) -> bool {
+    pub(crate) fn step(&mut self, engine: &Engine, intake: &mut Intake, threads: &Threads) -> bool {
         sys::read_filters();
-        let cpu_before = sys::thread_cpu_ns();
-        let before = threads.sampled.by_tid();
-        if self.left.iter().all(|left| left.tries > 0) {
-            sleep(PAUSE);
-        }
-        let until = Instant::now() + STEP;
+        let (sampled, until) = (threads.sampled.by_tid(), Instant::now() + STEP);
         let mut inspected = Vec::new();
         while Instant::now() < until
-            && let Some(LeftThread { tid, tries, .. }) = self.left.pop_front()
+            && let Some(tid) = self.left.pop_front()
         {
-            if let Some(found) = inspect(intake, before.get(&tid).map(|it| it.thread()), tid) {
+            let found = inspect(intake, sampled.get(&tid).map(|it| it.thread()), tid);
+            inspected.extend(found.map(|inspected| {
                 let (spans, stack, stack_age) = (Vec::new(), None, None);
-                inspected
-                    .push((tries + 1, FoundThread { inspected: found, spans, stack, stack_age }));
-            }
+                FoundThread { inspected, spans, stack, stack_age }
+            }));
         }
-        name_spans(engine, inspected.iter_mut().map(|(_, found)| found));
-        // A thread that met its first hook while it was inspected may be in a span.
-        let before: HashSet<u32> = before.into_keys().collect();
-        let mut new = HashSet::new();
-        if threads.take_new(intake) {
-            threads.scan_soon();
-            new.extend(threads.sampled.by_tid().into_keys().filter(|tid| !before.contains(tid)));
-        }
-        for (tries, found) in inspected {
-            let tid = found.inspected.thread.tid;
-            let is_new = new.contains(&tid);
-            let is_running = found.inspected.activity == ThreadActivity::Running;
-            if (is_running || is_new) && tries < MOST_TRIES {
-                self.left.push_back(LeftThread { tid, tries, last: Some(found) });
-            } else {
-                self.add(intake, found);
-            }
-        }
-        let spent = passed(cpu_before, sys::thread_cpu_ns());
-        self.cpu_left = self.cpu_left.saturating_sub(spent.map_or(STEP, Duration::from_nanos));
-        self.left.is_empty() || self.cpu_left.is_zero() || self.begun.elapsed() >= LONGEST
+        name_spans(engine, inspected.iter_mut());
+        inspected.into_iter().for_each(|found| self.add(intake, found));
+        self.left.is_empty() || self.begun.elapsed() >= LONGEST
     }
 
-    /// Adds a thread with its stack.
     fn add(&mut self, intake: &Intake, mut found: FoundThread) {
-        let left = MOST_BYTES.saturating_sub(self.stacks.bytes());
+        let left = MAX_BYTES.saturating_sub(self.stacks.bytes());
         let (stack, age) = found.inspected.stack(intake);
         found.inspected.stack = Stack::new();
         found.stack_age = age;
@@ -133,15 +87,8 @@ impl ThreadScan {
     }
 
     /// The dump, for symbolization.
-    pub(crate) fn finish(mut self, engine: &Engine, intake: &Intake) -> Job {
-        let mut left_out = 0;
-        for left in std::mem::take(&mut self.left) {
-            match left.last {
-                Some(found) => self.add(intake, found),
-                None => left_out += 1,
-            }
-        }
-        let Self { mut found, stacks: tree, reply, .. } = self;
+    pub(crate) fn finish(self, engine: &Engine, intake: &Intake) -> Job {
+        let Self { mut found, stacks: tree, reply, left, .. } = self;
         found.sort_by_key(|found| (found.spans.is_empty(), found.inspected.thread.tid));
         let stacks = found.iter().map(|found| {
             let entries: Vec<_> = match found.stack {
@@ -172,7 +119,7 @@ impl ThreadScan {
         });
         let mut dump = ThreadDump::new(threads.collect());
         dump.deadlocks = deadlocks;
-        (dump.left_out, dump.awaiting) = (left_out, engine.awaits.count_pending());
+        (dump.left_out, dump.awaiting) = (left.len(), engine.awaits.count_pending());
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });

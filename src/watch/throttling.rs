@@ -9,19 +9,17 @@ use crate::sys;
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
 /// The same for a span that has just closed.
-const LEAST_INTERVAL_NS: u64 = 2_000_000;
+const MIN_INTERVAL_NS: u64 = 2_000_000;
 /// How often to check whether the process or a thread is in another group, and whether another group has a quota.
 const CHECK_INTERVAL_NS: u64 = 1_000_000_000;
 const SEARCH_INTERVAL_NS: u64 = 10_000_000_000;
-/// How many threads are checked each time.
-const MOST_THREADS: usize = 64;
+const MAX_THREADS: usize = 64;
 /// A change between two readings belongs to the time of the nearer one, if that is no further away: the usual period of
 /// a quota.
 const NEAR_NS: u64 = 100_000_000;
 /// A group is throttled at most once in each period.
-const MOST_READINGS: usize = 4_096;
+const MAX_READINGS: usize = 4_096;
 
-/// What was read of the throttling of the process.
 pub(crate) struct Throttling {
     group: Result<ControlGroup, ThrottlingUnknown>,
     /// The groups of the process when its group was last searched for.
@@ -47,7 +45,7 @@ struct Unchanged {
 impl Throttling {
     pub(super) fn new() -> Self {
         Self {
-            group: Err(ThrottlingUnknown::NotRead),
+            group: Err(ThrottlingUnknown::NOT_READ),
             groups: String::new(),
             searched_ns: None,
             checked_ns: None,
@@ -67,7 +65,7 @@ impl Throttling {
         let is_due = |then: Option<u64>, interval_ns| {
             then.is_none_or(|then| now_ns.saturating_sub(then) >= interval_ns)
         };
-        let interval_ns = if has_closed { LEAST_INTERVAL_NS } else { READ_INTERVAL_NS };
+        let interval_ns = if has_closed { MIN_INTERVAL_NS } else { READ_INTERVAL_NS };
         if !is_due(self.read_ns, interval_ns) {
             return;
         }
@@ -79,7 +77,7 @@ impl Throttling {
         let Ok(group) = &self.group else { return };
         match group.throttled_ns() {
             Some(throttled_ns) => self.readings.add(now_ns, throttled_ns),
-            None => self.set(Err(ThrottlingUnknown::Unreadable)),
+            None => self.set(Err(ThrottlingUnknown::UNREADABLE)),
         }
     }
 
@@ -89,9 +87,9 @@ impl Throttling {
             let of_thread = sys::control_groups_of(tid);
             of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
         };
-        if threads.take(MOST_THREADS).any(is_other) {
+        if threads.take(MAX_THREADS).any(is_other) {
             self.groups.clear();
-            self.set(Err(ThrottlingUnknown::Threaded));
+            self.set(Err(ThrottlingUnknown::THREADED));
         } else if must_search || groups != self.groups {
             self.searched_ns = Some(now_ns);
             self.groups = groups;
@@ -111,10 +109,9 @@ impl Throttling {
         }
     }
 
-    /// For how long it was throttled between these times.
     pub(crate) fn between(&self, from_ns: u64, to_ns: u64) -> Result<u64, ThrottlingUnknown> {
         self.group.as_ref().map_err(|why| *why)?;
-        self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NotRead)
+        self.readings.between(from_ns, to_ns).ok_or(ThrottlingUnknown::NOT_READ)
     }
 }
 
@@ -127,7 +124,7 @@ impl Readings {
             _ => {}
         }
         if self.0.back().is_none_or(|last| last.throttled_ns != throttled_ns) {
-            if self.0.len() >= MOST_READINGS {
+            if self.0.len() >= MAX_READINGS {
                 self.0.pop_front();
             }
             self.0.push_back(Unchanged { from_ns: now_ns, to_ns: now_ns, throttled_ns });
@@ -223,7 +220,7 @@ mod tests {
     fn readings_are_bounded() {
         let many: Vec<_> = (0..5_000).map(|at| (at, at)).collect();
         let readings = readings(&many);
-        assert_eq!(readings.0.len(), MOST_READINGS);
+        assert_eq!(readings.0.len(), MAX_READINGS);
         assert_eq!(between(&readings, 4_000, 4_999), Some(999));
     }
 
@@ -231,7 +228,7 @@ mod tests {
     #[test]
     fn the_group_of_this_process_is_known_or_says_why_not() {
         let mut throttling = Throttling::new();
-        assert_eq!(throttling.between(1, 2), Err(ThrottlingUnknown::NotRead));
+        assert_eq!(throttling.between(1, 2), Err(ThrottlingUnknown::NOT_READ));
         throttling.read(1_000 * MS, false, [sys::current_tid()].into_iter());
         throttling.read(1_010 * MS, false, std::iter::empty());
         let known = throttling.between(1_000 * MS, 1_000 * MS);
@@ -241,9 +238,9 @@ mod tests {
             Err(why) => assert_eq!(known, Err(*why)),
         }
         // What has vanished is unknown, and is not read again.
-        throttling.set(Err(ThrottlingUnknown::Unreadable));
+        throttling.set(Err(ThrottlingUnknown::UNREADABLE));
         throttling.read(1_100 * MS, true, std::iter::empty());
         let known = throttling.between(1_000 * MS, 1_000 * MS);
-        assert_eq!(known, Err(ThrottlingUnknown::Unreadable));
+        assert_eq!(known, Err(ThrottlingUnknown::UNREADABLE));
     }
 }

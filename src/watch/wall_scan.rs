@@ -21,13 +21,11 @@ const BUDGET: CpuBudget = CpuBudget::new(2, 100_000_000);
 /// The assumed cost of visiting a thread before one was visited: that of an inspection.
 const A_VISIT_NS: u64 = 100_000;
 /// The last scan visits at least this number of threads, whatever is left of the budget.
-const LEAST_VISITS: usize = 16;
+const MIN_VISITS: usize = 16;
 /// A scan ends early if it takes this many times as much as it was expected to.
-const MOST_OVER: u64 = 4;
+const MAX_OVER: u64 = 4;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
-/// How often a thread is inspected that wakes up while it is.
-const MOST_TRIES: u32 = 3;
 /// How long after the end the last scan may end, on a machine that is busy.
 const LATEST: Duration = Duration::from_secs(5);
 
@@ -38,7 +36,6 @@ pub(crate) struct WallScanner {
     next: Instant,
     /// Up to when the time of threads has been added: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) added_until_ns: u64,
-    /// The threads as they were visited last.
     known: HashMap<u32, KnownThread>,
     present: Option<PresentScan>,
     cost: ScanCost,
@@ -76,7 +73,6 @@ impl WallObservations {
 struct KnownThread {
     at: (StoredStack, ProcessPlace),
     cpu_ns: Option<u64>,
-    /// The number of the scan.
     scan: u64,
 }
 
@@ -92,7 +88,6 @@ struct PresentScan {
     spent_ns: u64,
 }
 
-/// What scans cost, in CPU time.
 struct ScanCost {
     left: CpuBudget,
     /// Of listing all threads, the last time.
@@ -125,7 +120,7 @@ impl ScanCost {
 
     /// Whether a scan has taken much more than `visits` were expected to.
     fn is_exceeded(&self, spent_ns: u64, visits: usize) -> bool {
-        spent_ns > MOST_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
+        spent_ns > MAX_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
     }
 
     /// Learns from a scan what a visit costs.
@@ -156,7 +151,6 @@ impl WallScanner {
         scanner
     }
 
-    /// How long until there is something to do.
     pub(crate) fn until_next(&self) -> Duration {
         match self.present {
             Some(_) => Duration::ZERO,
@@ -164,7 +158,6 @@ impl WallScanner {
         }
     }
 
-    /// Whether all of the time has been observed.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over || self.until + LATEST <= Instant::now()
     }
@@ -221,7 +214,7 @@ impl WallScanner {
         let list_ns = passed(before, sys::thread_cpu_ns()).unwrap_or(0);
         self.cost.spend_on_list(list_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, list_ns);
-        let least = if is_last { LEAST_VISITS.min(tids.len()) } else { 1 };
+        let least = if is_last { MIN_VISITS.min(tids.len()) } else { 1 };
         let chosen = self.cost.affordable(began_ns, tids.len()).max(least);
         let chosen = chosen.min(tids.len());
         Some(PresentScan { began, began_ns, tids, chosen, reached: 0, spent_ns: 0 })
@@ -238,7 +231,7 @@ impl WallScanner {
             return;
         }
         self.known.remove(&tid);
-        let Some(found) = inspect_while_it_moves(intake, shared, tid) else { return };
+        let Some(found) = inspect(intake, shared, tid) else { return };
         let (stack, _) = found.stack(intake);
         let InspectedThread { thread, activity, span, cpu_ns, .. } = found;
         let is_blocked = activity != ThreadActivity::Running;
@@ -286,7 +279,6 @@ impl WallScanner {
         self.next = (after + self.period.mul_f64(0.5 + part)).min(self.until);
     }
 
-    /// A random number below `limit`.
     fn below(&mut self, limit: usize) -> usize {
         self.drawn += 1;
         let random = self.random.hash_one(self.drawn) % limit.max(1) as u64;
@@ -295,34 +287,16 @@ impl WallScanner {
 }
 
 impl PresentScan {
-    /// The thread to be visited next.
     fn next(&self) -> Option<u32> {
         self.tids.get(..self.chosen)?.get(self.reached).copied()
     }
 }
 
 impl KnownThread {
-    /// Whether the thread has not run since, by its CPU clock.
     fn is_still_there(&self, cpu_ns: Option<u64>) -> bool {
         let (_, place) = self.at;
         place.is_blocked && cpu_ns.is_some() && cpu_ns == self.cpu_ns
     }
-}
-
-/// Inspects a thread until it is found running or in one wait, or too often.
-fn inspect_while_it_moves(
-    intake: &mut Intake,
-    shared: Option<&ThreadShared>,
-    tid: u32,
-) -> Option<InspectedThread> {
-    let mut found = inspect(intake, shared, tid)?;
-    for _ in 1..MOST_TRIES {
-        if !found.has_moved {
-            break;
-        }
-        found = inspect(intake, shared, tid)?;
-    }
-    Some(found)
 }
 
 /// The time that each of `reached` threads represents, of `all` threads during an interval.
@@ -397,9 +371,9 @@ mod tests {
     fn a_scan_that_costs_more_than_expected_ends_early() {
         let mut cost = ScanCost::new();
         (0..40).for_each(|_| cost.note(1_000, 1));
-        assert!(!cost.is_exceeded(MOST_OVER * 1_000 * 1_000, 1_000));
-        assert!(cost.is_exceeded(MOST_OVER * 1_001 * 1_000, 1_000));
-        assert!(!cost.is_exceeded(MOST_OVER * A_VISIT_NS, 1));
+        assert!(!cost.is_exceeded(MAX_OVER * 1_000 * 1_000, 1_000));
+        assert!(cost.is_exceeded(MAX_OVER * 1_001 * 1_000, 1_000));
+        assert!(!cost.is_exceeded(MAX_OVER * A_VISIT_NS, 1));
     }
 
     #[test]

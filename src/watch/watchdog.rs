@@ -16,7 +16,6 @@ use crate::facts::{Reason, Reasons};
 use crate::inbox::CopiedSample;
 use crate::intake::Intake;
 use crate::keep::Callsites;
-use crate::refresh::refresh_interest;
 use crate::sinks::{SpanSamples, Store};
 use crate::span::{InnermostSpan, OpenSlot, RegistryId, SpanKey, Spans, with_segment};
 use crate::stats::Counters;
@@ -25,10 +24,10 @@ use crate::text::escaped;
 use crate::threads::{CpuTime, Ran, SampledThread, Threads, WaitingThread};
 
 /// The shortest and longest interval between checks of open spans.
-const SOONEST: Duration = Duration::from_millis(50);
-const LATEST: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// How many open spans are kept in one check. Each takes a profile or a report.
-const MOST_AT_ONCE: usize = 64;
+const MAX_AT_ONCE: usize = 64;
 
 /// What is known of open spans from one check to the next.
 pub(crate) struct Watchdog {
@@ -39,9 +38,7 @@ pub(crate) struct Watchdog {
     pub(crate) polled: HashMap<SpanKey, RegistryId>,
     /// CPU time of the last check. Checks take 1 % of a core at most.
     cost: Duration,
-    /// The generation of the rules when spans of replaced ones were last checked, and the time.
-    replaced: (u64, Instant),
-    absences: Absences,
+    absences: CollectorStalls,
     /// Of the collector's thread, if it can be read.
     own_schedstat: Option<KernelFile>,
     pub(crate) throttling: Throttling,
@@ -52,7 +49,7 @@ pub(crate) struct Watchdog {
 /// When the collector did not run although it had something to do: the process was stopped, or the machine paused. No
 /// span hangs in that time.
 #[derive(Debug, Default)]
-struct Absences {
+struct CollectorStalls {
     /// When it was last there, and for how long it had run or waited for a CPU by then.
     present: Option<(u64, Option<u64>)>,
     /// When each ended, and how long it was, oldest first.
@@ -60,10 +57,10 @@ struct Absences {
 }
 
 /// A busy machine delays the collector, too.
-const LEAST_ABSENCE_NS: u64 = 100_000_000;
-const MOST_ABSENCES: usize = 64;
+const MIN_ABSENCE_NS: u64 = 100_000_000;
+const MAX_ABSENCES: usize = 64;
 
-impl Absences {
+impl CollectorStalls {
     /// The collector is there. It has run or waited for a CPU for `could_run_ns` in all, and since the last time it meant to
     /// sleep for `slept_ns`. `throttled_ns` is for how long its control group was throttled between two times. Spans do hang
     /// while others have the CPU.
@@ -78,11 +75,11 @@ impl Absences {
             let worked_ns = passed(could_before_ns, could_run_ns).unwrap_or(0);
             let known_ns = slept_ns.saturating_add(worked_ns);
             let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
-            if absent_ns >= LEAST_ABSENCE_NS {
+            if absent_ns >= MIN_ABSENCE_NS {
                 absent_ns = absent_ns.saturating_sub(throttled_ns(before_ns, now_ns));
             }
-            if absent_ns >= LEAST_ABSENCE_NS {
-                if self.all.len() == MOST_ABSENCES {
+            if absent_ns >= MIN_ABSENCE_NS {
+                if self.all.len() == MAX_ABSENCES {
                     self.all.pop_front();
                 }
                 self.all.push_back((now_ns, absent_ns));
@@ -107,23 +104,20 @@ impl Watchdog {
             kept: HashMap::new(),
             polled: HashMap::new(),
             cost: Duration::ZERO,
-            replaced: (0, Instant::now()),
-            absences: Absences::default(),
+            absences: CollectorStalls::default(),
             own_schedstat: None,
             throttling: Throttling::new(),
             present: Vec::new(),
         }
     }
 
-    /// The span has closed.
     pub(crate) fn forget(&mut self, span: SpanKey) {
         self.kept.remove(&span);
         self.polled.remove(&span);
     }
-    /// How long until the next check of open spans; `None` if no rule needs one.
     pub(crate) fn until_next_check(&self, callsites: &Callsites) -> Option<Duration> {
         let limit = callsites.least_limit()?;
-        let every = (limit / 8).clamp(SOONEST, LATEST).max(self.cost * PAUSE_TIMES);
+        let every = (limit / 8).clamp(MIN_INTERVAL, MAX_INTERVAL).max(self.cost * PAUSE_TIMES);
         Some(every.saturating_sub(self.checked.elapsed()))
     }
 
@@ -217,7 +211,7 @@ impl Watchdog {
             if !threads.sampled.iter().any(|sampled| is_inside(store, sampled, open.key)) {
                 reasons = reasons.iter().filter(|reason| *reason != Reason::Hung).collect();
             }
-            if !reasons.is_empty() && kept < MOST_AT_ONCE {
+            if !reasons.is_empty() && kept < MAX_AT_ONCE {
                 kept += 1;
                 let is_hung = reasons.contains(Reason::Hung);
                 let deadlocks = match is_hung {
@@ -227,22 +221,6 @@ impl Watchdog {
                 let deadlock = deadlock_of(engine, store, threads, (open.key, deadlocks));
                 self.keep_open(engine, intake, threads, (&open, reasons, now_ns), deadlock);
             }
-        }
-    }
-
-    /// Checks whether spans are open whose rules were replaced, at most once in [`LATEST`] unless the rules have changed.
-    pub(crate) fn check_replaced(&mut self, engine: &Engine) {
-        let callsites = &engine.callsites;
-        let (generation, when) = self.replaced;
-        let is_due = generation != callsites.generation() || when.elapsed() >= LATEST;
-        if !callsites.has_replaced() || !is_due {
-            return;
-        }
-        let mut is_any_open = false;
-        engine.spans.for_each_open(|span| is_any_open |= callsites.is_replaced(span.plan));
-        self.replaced = (callsites.generation(), Instant::now());
-        if callsites.note_replaced(is_any_open) {
-            refresh_interest(engine.dispatch(), || {});
         }
     }
 
@@ -366,7 +344,6 @@ impl Watchdog {
     }
 }
 
-/// The deadlock that a thread in the span is a part of, in words.
 fn deadlock_of(
     engine: &Engine,
     store: &Store,
@@ -436,7 +413,7 @@ mod tests {
 
     #[test]
     fn time_in_which_the_collector_did_not_run_is_absence() {
-        let mut absences = Absences::default();
+        let mut absences = CollectorStalls::default();
         let never = |_, _| 0;
         absences.note_present(0, Some(0), 0, never);
         // It slept as long as it meant to, and a busy machine let it wait.
@@ -459,9 +436,9 @@ mod tests {
         assert_eq!(absences.since(2_000 * MS), absent);
         absences.note_present(6_060 * MS, None, 0, never);
         assert_eq!(absences.since(0), absent + 1_000 * MS);
-        for second in 7..7 + 2 * MOST_ABSENCES as u64 {
+        for second in 7..7 + 2 * MAX_ABSENCES as u64 {
             absences.note_present(second * 1_000 * MS, None, 0, never);
         }
-        assert_eq!(absences.all.len(), MOST_ABSENCES);
+        assert_eq!(absences.all.len(), MAX_ABSENCES);
     }
 }

@@ -5,37 +5,21 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::number_in;
 use crate::sys::{KernelFile, address_space_left};
 
-/// Why it is unknown for how long the process was throttled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "`words` has them")]
-pub enum ThrottlingUnknown {
-    /// Nothing was read while the span was open, or too little.
-    #[default]
-    NotRead,
-    NoProc,
-    NoController,
-    NotMounted,
-    NotVisible,
-    Threaded,
-    Unreadable,
-}
+/// Why it is unknown for how long the process was throttled, in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThrottlingUnknown(pub &'static str);
 
+#[allow(missing_docs, reason = "the words say what they are")]
 impl ThrottlingUnknown {
-    /// In words, after `unknown: `.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::NotRead => "cpu.stat was not read at its begin and end",
-            Self::NoProc => "/proc is not mounted",
-            Self::NoController => "its control group has no cpu controller",
-            Self::NotMounted => "the file system of control groups is not mounted",
-            Self::NotVisible => "its control group is not visible here",
-            Self::Threaded => "its threads are in several control groups",
-            Self::Unreadable => "cpu.stat of its control group cannot be read",
-        }
-    }
+    pub const NOT_READ: Self = Self("cpu.stat was not read at its begin and end");
+    pub const NO_PROC: Self = Self("/proc is not mounted");
+    pub const NO_CONTROLLER: Self = Self("its control group has no cpu controller");
+    pub const NOT_MOUNTED: Self = Self("the file system of control groups is not mounted");
+    pub const NOT_VISIBLE: Self = Self("its control group is not visible here");
+    pub const THREADED: Self = Self("its threads are in several control groups");
+    pub const UNREADABLE: Self = Self("cpu.stat of its control group cannot be read");
 }
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
@@ -45,7 +29,6 @@ pub struct ControlGroup {
     stat: KernelFile,
 }
 
-/// What the kernel says of the groups of a process: which it is in, and where they are mounted.
 struct GroupTexts {
     /// `/proc/self/cgroup`.
     groups: String,
@@ -55,7 +38,7 @@ struct GroupTexts {
 
 impl GroupTexts {
     fn read() -> Result<Self, ThrottlingUnknown> {
-        let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NoProc);
+        let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NO_PROC);
         Ok(Self { groups: read("/proc/self/cgroup")?, mounts: read("/proc/self/mountinfo")? })
     }
 }
@@ -94,12 +77,12 @@ fn directories(
     controller: &str,
 ) -> Result<Vec<(PathBuf, PathBuf)>, ThrottlingUnknown> {
     let (is_first_version, path) =
-        group_in(&texts.groups, controller).ok_or(ThrottlingUnknown::NoController)?;
+        group_in(&texts.groups, controller).ok_or(ThrottlingUnknown::NO_CONTROLLER)?;
     let version_1 = is_first_version.then_some(controller);
     let mounts = texts.mounts.lines().filter_map(|line| mount_in(line, version_1));
     let mounts: Vec<_> = mounts.collect();
     if mounts.is_empty() {
-        return Err(ThrottlingUnknown::NotMounted);
+        return Err(ThrottlingUnknown::NOT_MOUNTED);
     }
     // The group is outside of what this process may see of the hierarchy.
     let is_outside = |path: &str| path.split('/').any(|name| name == "..");
@@ -109,13 +92,7 @@ fn directories(
         Some((if rest == Path::new("") { at.clone() } else { at.join(rest) }, at))
     });
     let found: Vec<_> = found.collect();
-    if found.is_empty() { Err(ThrottlingUnknown::NotVisible) } else { Ok(found) }
-}
-
-/// The directory of the group in which CPU time is limited.
-pub(super) fn cpu_directory() -> Option<PathBuf> {
-    let found = directories(&GroupTexts::read().ok()?, CPU).ok()?;
-    found.into_iter().next().map(|(directory, _)| directory)
+    if found.is_empty() { Err(ThrottlingUnknown::NOT_VISIBLE) } else { Ok(found) }
 }
 
 /// Of a line of `/proc/self/mountinfo` that mounts the hierarchy, in version 1 of a controller: the group that is its root,
@@ -214,7 +191,7 @@ fn memory_left_in(group: &Path) -> Option<u64> {
 impl ControlGroup {
     /// The group of this process.
     pub fn find() -> Result<Self, ThrottlingUnknown> {
-        let mut why = ThrottlingUnknown::NotVisible;
+        let mut why = ThrottlingUnknown::NOT_VISIBLE;
         for (directory, mounted) in directories(&GroupTexts::read()?, CPU)? {
             match Self::at(&directory, &mounted) {
                 Ok(group) => return Ok(group),
@@ -230,13 +207,13 @@ impl ControlGroup {
         let processes = fs::read_to_string(directory.join("cgroup.procs"));
         let processes = processes.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-                ThrottlingUnknown::NotVisible
+                ThrottlingUnknown::NOT_VISIBLE
             }
-            _ => ThrottlingUnknown::Threaded,
+            _ => ThrottlingUnknown::THREADED,
         })?;
         let own = std::process::id().to_string();
         if !processes.lines().any(|process| process == own) {
-            return Err(ThrottlingUnknown::NotVisible);
+            return Err(ThrottlingUnknown::NOT_VISIBLE);
         }
         let around = directory.ancestors().take_while(|group| group.starts_with(mounted));
         let limiting = around.clone().find(|group| has_quota(group));
@@ -247,8 +224,8 @@ impl ControlGroup {
         });
         let group = opened.find(|group| group.throttled_ns().is_some());
         group.ok_or_else(|| match fs::read(directory.join("cpu.stat")) {
-            Ok(_) => ThrottlingUnknown::NoController,
-            Err(_) => ThrottlingUnknown::Unreadable,
+            Ok(_) => ThrottlingUnknown::NO_CONTROLLER,
+            Err(_) => ThrottlingUnknown::UNREADABLE,
         })
     }
 
@@ -263,6 +240,13 @@ impl ControlGroup {
     pub fn is_same(&self, other: &Self) -> bool {
         self.directory == other.directory
     }
+}
+
+/// The number that follows a name in a line.
+fn number_in(text: &str, name: &str) -> Option<u64> {
+    let mut values =
+        text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']));
+    values.next()?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -286,16 +270,16 @@ mod tests {
         let expected = Ok(vec!["/sys/fs/cgroup/cpu,cpuacct/system.slice/a.service".to_owned()]);
         assert_eq!(found(in_v1, &hybrid), expected);
         // Version 1 has it, so version 2 does not.
-        assert_eq!(found(in_v1, V2), Err(ThrottlingUnknown::NotMounted));
+        assert_eq!(found(in_v1, V2), Err(ThrottlingUnknown::NOT_MOUNTED));
         let in_v2 = "1:name=systemd:/\n0::/user.slice/a b\n";
         assert_eq!(found(in_v2, &hybrid), Ok(vec!["/sys/fs/cgroup/user.slice/a b".to_owned()]));
-        assert_eq!(found(in_v2, V1), Err(ThrottlingUnknown::NotMounted));
+        assert_eq!(found(in_v2, V1), Err(ThrottlingUnknown::NOT_MOUNTED));
         // `cpuacct` and `cpuset` limit nothing.
-        assert_eq!(found("4:cpuacct:/a\n2:cpuset:/b\n", V1), Err(ThrottlingUnknown::NoController));
-        assert_eq!(found("", V2), Err(ThrottlingUnknown::NoController));
-        assert_eq!(found("garbage\n0:x\n", V2), Err(ThrottlingUnknown::NoController));
-        assert_eq!(found("0::/a\n", ""), Err(ThrottlingUnknown::NotMounted));
-        assert_eq!(found("0::/a\n", "1 2 3 - cgroup2\n"), Err(ThrottlingUnknown::NotMounted));
+        assert_eq!(found("4:cpuacct:/a\n2:cpuset:/b\n", V1), Err(ThrottlingUnknown::NO_CONTROLLER));
+        assert_eq!(found("", V2), Err(ThrottlingUnknown::NO_CONTROLLER));
+        assert_eq!(found("garbage\n0:x\n", V2), Err(ThrottlingUnknown::NO_CONTROLLER));
+        assert_eq!(found("0::/a\n", ""), Err(ThrottlingUnknown::NOT_MOUNTED));
+        assert_eq!(found("0::/a\n", "1 2 3 - cgroup2\n"), Err(ThrottlingUnknown::NOT_MOUNTED));
     }
 
     #[test]
@@ -310,11 +294,11 @@ mod tests {
         // A namespace of control groups.
         assert_eq!(of("/", "/"), at("/sys/fs/cgroup/cpu"));
         // The beginning of a name is not that of a path.
-        assert_eq!(of("/pod/one", "/pod/on"), Err(ThrottlingUnknown::NotVisible));
-        assert_eq!(of("/pod/one", "/pod/two"), Err(ThrottlingUnknown::NotVisible));
+        assert_eq!(of("/pod/one", "/pod/on"), Err(ThrottlingUnknown::NOT_VISIBLE));
+        assert_eq!(of("/pod/one", "/pod/two"), Err(ThrottlingUnknown::NOT_VISIBLE));
         // The mount of the host in a namespace, and a process that was moved out of its own.
-        assert_eq!(of("/", "/../.."), Err(ThrottlingUnknown::NotVisible));
-        assert_eq!(of("/../other", "/"), Err(ThrottlingUnknown::NotVisible));
+        assert_eq!(of("/", "/../.."), Err(ThrottlingUnknown::NOT_VISIBLE));
+        assert_eq!(of("/../other", "/"), Err(ThrottlingUnknown::NOT_VISIBLE));
         // Any of several mounts.
         let two = mounted("/pod/two") + &mounted("/pod").replace("/cpu ro", "/c\\040pu ro");
         assert_eq!(found("2:cpu:/pod/one\n", &two), at("/sys/fs/cgroup/c pu/one"));
@@ -368,14 +352,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
         let why = || ControlGroup::at(directory.path(), directory.path()).map(drop);
-        assert_eq!(why(), Err(ThrottlingUnknown::NotVisible));
+        assert_eq!(why(), Err(ThrottlingUnknown::NOT_VISIBLE));
         write("cpu.stat", "nr_throttled 1\nthrottled_usec 5\n");
         write("cgroup.procs", "1\n");
-        assert_eq!(why(), Err(ThrottlingUnknown::NotVisible));
+        assert_eq!(why(), Err(ThrottlingUnknown::NOT_VISIBLE));
         write("cgroup.procs", &format!("1\n{}\n", std::process::id()));
         assert_eq!(why(), Ok(()));
         write("cpu.stat", "usage_usec 5\n");
-        assert_eq!(why(), Err(ThrottlingUnknown::NoController));
+        assert_eq!(why(), Err(ThrottlingUnknown::NO_CONTROLLER));
     }
 
     #[test]

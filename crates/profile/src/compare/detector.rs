@@ -10,7 +10,7 @@ const HOURS_PER_DAY: u64 = 24;
 /// Each route is compared with the day before and with the version before.
 const BASELINES: u32 = 2;
 /// Of several processes, and of earlier ones. Further ones are not compared.
-pub const MOST_ROUTES: usize = 1_024;
+pub const MAX_ROUTES: usize = 1_024;
 
 /// The wall times of reference spans, and how many there are.
 type WallSum = (Moments, u64);
@@ -28,7 +28,7 @@ impl HourlyWalls {
     fn add(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) {
         let known = self.0.entry(hour).or_default();
         for (route, CohortHour { references, .. }) in routes {
-            if known.len() < MOST_ROUTES || known.contains_key(route) {
+            if known.len() < MAX_ROUTES || known.contains_key(route) {
                 let sum = (*references.wall(), references.spans());
                 merge(known.entry(route.clone()).or_default(), &sum);
             }
@@ -118,7 +118,7 @@ impl DriftDetector {
             self.own.add(hour, routes);
         }
         self.said.retain(|_, said| *said + HOURS_PER_DAY > hour);
-        let comparisons = u32::try_from(routes.len().min(MOST_ROUTES)).unwrap_or(u32::MAX);
+        let comparisons = u32::try_from(routes.len().min(MAX_ROUTES)).unwrap_or(u32::MAX);
         let comparisons = comparisons.saturating_mul(BASELINES * HOURS_PER_DAY as u32);
         let mut found = Vec::new();
         for route in routes.keys().filter(|route| !self.said.contains_key(*route)) {
@@ -263,13 +263,13 @@ mod tests {
         detector.add_stored(BEGAN - 24, &stored);
         detector.add_stored(BEGAN - 24, &traffic.routes(BEGAN, 1.0));
         detector.add_stored(BEGAN - 25, &traffic.routes(BEGAN, 9.0));
-        let invented = (0..3 * MOST_ROUTES).map(|n| (format!("/{n}"), CohortHour::default()));
+        let invented = (0..3 * MAX_ROUTES).map(|n| (format!("/{n}"), CohortHour::default()));
         let invented = invented.collect();
         detector.add_stored(BEGAN - 24, &invented);
         detector.add_before("1", BEGAN - 24, &invented);
         let drifts = detector.end_hour(BEGAN, &traffic.routes(BEGAN, 1.2));
         assert_eq!(drifts.len(), 1, "{drifts:?}");
-        assert!(detector.hours.0.values().all(|hour| hour.len() <= MOST_ROUTES));
+        assert!(detector.hours.0.values().all(|hour| hour.len() <= MAX_ROUTES));
         assert_eq!(detector.hours.0.len(), 2);
     }
 }

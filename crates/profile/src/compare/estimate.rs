@@ -15,7 +15,7 @@ use std::f64::consts::LN_2;
 use serde::{Deserialize, Serialize};
 
 /// Below this number of spans there is no interval: their spread says too little.
-pub(crate) const LEAST_FOR_INTERVAL: u64 = 10;
+pub(crate) const MIN_FOR_INTERVAL: u64 = 10;
 
 /// A sum with what its uncertainty follows from. The number of spans is that of the whole set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -99,7 +99,7 @@ pub(super) fn interval_of_one(
     spans: u64,
     risk: Risk,
 ) -> Option<Interval> {
-    (spans >= LEAST_FOR_INTERVAL).then(|| {
+    (spans >= MIN_FOR_INTERVAL).then(|| {
         let n = spans as f64;
         let extra = value - of.mean(spans);
         let unseen = extra / (n + 1.0);
@@ -118,7 +118,7 @@ pub(crate) fn interval_of_sets(
     (after, in_after): (&Moments, u64),
     risk: Risk,
 ) -> Option<Interval> {
-    (in_before.min(in_after) >= LEAST_FOR_INTERVAL).then(|| {
+    (in_before.min(in_after) >= MIN_FOR_INTERVAL).then(|| {
         let (n, m) = (in_before as f64, in_after as f64);
         let (of_before, of_after) = (before.variance(in_before), after.variance(in_after));
         let (one, other) = (of_before / n, of_after / m);

@@ -25,10 +25,10 @@ pub use breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn}
 #[cfg(test)]
 pub(crate) use comparison::drift;
 pub use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets};
-pub use detector::{Baseline, Drift, DriftDetector, MOST_ROUTES};
+pub use detector::{Baseline, Drift, DriftDetector, MAX_ROUTES};
 pub use estimate::{Interval, Moments};
 pub use hour::{CohortHour, WallTimes};
 #[cfg(test)]
-pub(crate) use references::MOST_REFERENCES;
+pub(crate) use references::MAX_REFERENCES;
 pub use references::ReferenceSet;
 pub use totals::SpanTotals;

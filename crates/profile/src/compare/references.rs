@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::breakdown::{Breakdown, Quantity};
-use super::totals::MOST_QUANTITIES;
+use super::totals::MAX_QUANTITIES;
 
 /// How many reference spans of a cohort are kept.
-pub(crate) const MOST_REFERENCES: usize = 200;
+pub(crate) const MAX_REFERENCES: usize = 200;
 
 /// The breakdowns of the last reference spans of a cohort. Each takes at most some 1,100 bytes, and each quantity is stored
 /// once.
@@ -28,13 +28,13 @@ struct ReferenceSpan {
 impl ReferenceSet {
     /// Adds a span. The oldest one of more than 200 goes.
     pub fn push(&mut self, breakdown: &Breakdown) {
-        if self.spans.len() >= MOST_REFERENCES {
+        if self.spans.len() >= MAX_REFERENCES {
             self.spans.pop_front();
         }
         let amounts = breakdown.amounts().iter();
         let values = amounts.map(|amount| (self.known(&amount.quantity), amount.value)).collect();
         self.spans.push_back(ReferenceSpan { wall_ns: breakdown.wall_ns(), values });
-        if self.quantities.len() > MOST_QUANTITIES {
+        if self.quantities.len() > MAX_QUANTITIES {
             self.shrink();
         }
     }
@@ -56,7 +56,7 @@ impl ReferenceSet {
             *sums.entry(Arc::clone(quantity)).or_default() += u128::from(*value);
         }
         self.quantities = sums.keys().cloned().collect();
-        if self.quantities.len() <= MOST_QUANTITIES {
+        if self.quantities.len() <= MAX_QUANTITIES {
             return;
         }
         let mut by_class: BTreeMap<_, Vec<_>> = BTreeMap::new();

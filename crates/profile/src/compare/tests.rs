@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::estimate::{LEAST_FOR_INTERVAL, Risk, interval_of_one, interval_of_sets, rounded_means};
+use super::estimate::{MIN_FOR_INTERVAL, Risk, interval_of_one, interval_of_sets, rounded_means};
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -133,7 +133,7 @@ proptest! {
         let n = spans.len() as u64;
         for row in comparison.rows.iter().chain(&comparison.beside) {
             prop_assert!(row.present_in <= n && row.as_extreme_in.unwrap() <= n);
-            prop_assert_eq!(row.value.interval.is_some(), n >= LEAST_FOR_INTERVAL);
+            prop_assert_eq!(row.value.interval.is_some(), n >= MIN_FOR_INTERVAL);
         }
     }
 
@@ -169,7 +169,7 @@ proptest! {
     fn references_are_the_last_ones_whatever_goes(spans in any_breakdowns(20), times in 1..40_usize) {
         let all: Vec<_> = (0..times).flat_map(|_| &spans).collect();
         let set: ReferenceSet = all.iter().copied().collect();
-        let last = &all[all.len().saturating_sub(MOST_REFERENCES)..];
+        let last = &all[all.len().saturating_sub(MAX_REFERENCES)..];
         prop_assert_eq!(set.len(), last.len());
         let values = set.values();
         let sum = |values: &[u64]| values.iter().map(|value| u128::from(*value)).sum::<u128>();
@@ -478,14 +478,14 @@ fn a_set_of_references_is_bounded_and_keeps_what_is_large() {
 #[test]
 fn what_has_gone_from_a_set_takes_no_room() {
     let mut set: ReferenceSet = [&span(&[("old", MS)])].into_iter().collect();
-    (0..MOST_REFERENCES).for_each(|_| set.push(&span(&[("a", 2)])));
+    (0..MAX_REFERENCES).for_each(|_| set.push(&span(&[("a", 2)])));
     set.push(&span(&[("b", 3)]));
     set.push(&span(&[("old", 5)]));
     let values = set.values();
     assert_eq!((values.get(&cpu("b")), values.get(&cpu("old"))), (Some(&vec![3]), Some(&vec![5])));
     // The large value has gone, so it is the smallest quantity of a full table.
     let mut set: ReferenceSet = [&span(&[("fading", MS)])].into_iter().collect();
-    for number in 0..2 * MOST_REFERENCES {
+    for number in 0..2 * MAX_REFERENCES {
         let names = [number, number + 1_000].map(|number| number.to_string());
         set.push(&span(&[("fading", 1), (&names[0], 1_000), (&names[1], 1_000)]));
     }

@@ -8,7 +8,7 @@ use super::breakdown::{Amount, Breakdown, LARGEST, Quantity};
 use super::estimate::Moments;
 
 /// Quantities beside those of others. More are added to those.
-pub(super) const MOST_QUANTITIES: usize = 256;
+pub(super) const MAX_QUANTITIES: usize = 256;
 
 /// The sums of the breakdowns of many spans. They can be stored and merged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl SpanTotals {
         let most = u128::from(self.spans) * u128::from(LARGEST);
         let is_possible =
             |of: &Moments| of.sum <= most && of.present <= self.spans && of.squares >= 0.0;
-        self.quantities.len() <= 4 * MOST_QUANTITIES
+        self.quantities.len() <= 4 * MAX_QUANTITIES
             && self.quantities.values().chain([&self.wall]).all(is_possible)
             && self.wall.sum == sum_of_wall
     }
@@ -69,7 +69,7 @@ impl SpanTotals {
 
     /// The quantity under which an amount is added.
     fn known(&self, quantity: &Quantity) -> Quantity {
-        let has_room = || self.quantities.len() < MOST_QUANTITIES;
+        let has_room = || self.quantities.len() < MAX_QUANTITIES;
         if self.quantities.contains_key(quantity) || has_room() {
             quantity.clone()
         } else {

@@ -81,8 +81,8 @@ fn grouped(number: u64) -> String {
 
 /// Whether the error of a time is as large as the time, which then says nothing. All times have some error.
 pub fn is_vague(ns: u64, error_ns: u64) -> bool {
-    const LEAST_NS: u64 = 1_000;
-    error_ns >= LEAST_NS && error_ns >= ns
+    const MIN_NS: u64 = 1_000;
+    error_ns >= MIN_NS && error_ns >= ns
 }
 
 /// Displays a duration with three digits.

@@ -52,7 +52,7 @@ pub struct Throttled(pub Result<u64, ThrottlingUnknown>);
 
 impl Default for Throttled {
     fn default() -> Self {
-        Self(Err(ThrottlingUnknown::default()))
+        Self(Err(ThrottlingUnknown::NOT_READ))
     }
 }
 
@@ -116,7 +116,7 @@ impl Facts {
 
     /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
     pub fn throttling_unknown(&self) -> Option<&'static str> {
-        self.starved.throttled.0.err().map(ThrottlingUnknown::words)
+        self.starved.throttled.0.err().map(|ThrottlingUnknown(words)| words)
     }
 
     /// When it was created; `None` if unknown.
