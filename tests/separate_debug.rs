@@ -415,9 +415,9 @@ fn debug_information_of_other_forms_is_said_once() {
 }
 
 /// As `dwz` makes it of all debug information that Fedora installs, and of some that Debian does: a part is in a file that
-/// several others have in common, and is not read. Symbol tables have the names of all functions but inlined ones.
+/// several others have in common. Without that file, symbol tables have the names of all functions but inlined ones.
 #[test]
-fn no_function_loses_its_name_to_a_supplementary_file() {
+fn names_that_are_in_a_supplementary_file_are_found_and_no_function_loses_its_name() {
     let directory = tempfile::tempdir().unwrap();
     let dir = directory.path();
     let dwz = |arguments: &[&str]| {
@@ -428,31 +428,60 @@ fn no_function_loses_its_name_to_a_supplementary_file() {
     if !dwz(&["--version"]) {
         return println!("skipped: there is no dwz");
     }
-    let at = |name: &str| dir.join(name);
-    for dwarf in ["4", "5"] {
+    let inlined = || all_names().into_iter().chain(["inlined_its_own".to_owned()]).collect();
+    for (dwarf, compressed, path) in [
+        ("4", false, "supplement"),
+        ("5", false, "supplement"),
+        ("4", true, "./supplement"),
+        ("5", true, "/absolute"),
+    ] {
         let options = ["-DINLINED", "-g", &format!("-gdwarf-{dwarf}")];
         self::library(dir, &options).unwrap();
+        let at = |name: &str| dir.join(name);
         for debug in ["linked", "other"] {
             assert!(objcopy(&["--only-keep-debug"], &[&library, &at(debug)]));
         }
+        let path = path.replace("/absolute", &at("supplement").display().to_string());
         let standard: &[&str] = if dwarf == "5" { &["-5"] } else { &[] };
-        let multifile = ["-m", "supplement", "-M", "supplement", "linked", "other"];
+        let multifile = ["-m", "supplement", "-M", &path, "linked", "other"];
         assert!(dwz(&[standard, &multifile].concat()), "{dwarf}");
-        let link = format!("--add-gnu-debuglink={}", at("linked").display());
-        let loaded = at(&format!("{dwarf}.so"));
-        assert!(objcopy(&["--strip-all", &link], &[&library, &loaded]));
-        let (names, warnings, notes) = profile_library(&loaded, |builder| builder);
-        println!("{dwarf}: {names:?} {warnings:?}");
-        assert_eq!(names, all_names());
-        assert_eq!(warnings.len(), 1);
-        assert!(warnings.iter().all(|warning| warning["reason"] == "split"));
-        assert!(notes.iter().any(|note| note.contains("without inlined functions")));
+        for file in ["linked", "supplement"].iter().filter(|_| compressed) {
+            assert!(objcopy(&["--compress-debug-sections=zlib"], &[&at(file)]));
+        }
+        let whole = fs::read(at("supplement")).unwrap();
+        let most = if compressed { 2 } else { 6 };
+        for how in
+            ["whole", "missing", "other", "cut", "damaged", "stripped"].into_iter().take(most)
+        {
+            match how {
+                "missing" => fs::remove_file(at("supplement")).unwrap(),
+                "other" => _ = fs::copy(at("other"), at("supplement")).unwrap(),
+                "cut" => fs::write(at("supplement"), &whole[..whole.len() / 2]).unwrap(),
+                "damaged" => {
+                    let mut bytes = whole.clone();
+                    bytes[section_of(&whole, ".debug_info")].fill(0xff);
+                    fs::write(at("supplement"), bytes).unwrap();
+                }
+                _ => fs::write(at("supplement"), &whole).unwrap(),
+            }
+            if how == "stripped" {
+                assert!(objcopy(&["--strip-symbol=its_own"], &[&at("linked")]));
+            }
+            let link = format!("--add-gnu-debuglink={}", at("linked").display());
+            let loaded = at(&format!("{dwarf}{compressed}{how}.so"));
+            assert!(objcopy(&["--strip-all", &link], &[&library, &loaded]));
+            let (names, warnings, _) = profile_library(&loaded, |builder| builder);
+            println!("{dwarf}, {compressed}, {how}: {names:?} {warnings:?}");
+            let is_whole = ["whole", "stripped"].contains(&how);
+            assert_eq!(names, if is_whole { inlined() } else { all_names() });
+            assert_eq!(warnings.len(), usize::from(!is_whole));
+            assert!(warnings.iter().all(|warning| warning["reason"] == "unreadable"));
+        }
     }
     // Within one file, there is nothing that others have.
     self::library(dir, &["-DINLINED", "-g"]).unwrap();
     assert!(dwz(&["library.so"]));
-    let inlined = all_names().into_iter().chain(["inlined_its_own".to_owned()]).collect();
-    assert_eq!(profile_library(&library, |builder| builder), (inlined, vec![], vec![]));
+    assert_eq!(profile_library(&library, |builder| builder), (inlined(), vec![], vec![]));
 }
 
 /// Where no file in memory can be made, a library that names a separate debug file has the names of its own symbol table.

@@ -39,6 +39,7 @@ pub(super) struct SymbolsThread {
     pub(super) files: Arc<Files>,
     pub(super) symbols: SymbolSettings,
     pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
+    /// When the symbolizer was last used.
     pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
     pub(super) reported: HashSet<(Discriminant<SymbolProblem>, Option<String>)>,
@@ -89,6 +90,7 @@ impl SymbolsThread {
         }
     }
 
+    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
         profile: Box<Profile>,
@@ -198,7 +200,8 @@ fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEven
         SymbolProblem::Unreadable(error)
         | SymbolProblem::Mappings(error)
         | SymbolProblem::DebugUnreadable(error)
-        | SymbolProblem::EmbeddedUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
+        | SymbolProblem::EmbeddedUnreadable(error)
+        | SymbolProblem::SupplementUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
         SymbolProblem::Compressed(..) => (LogKind::FileCompressed, None),
         SymbolProblem::Split => (LogKind::FileSplit, None),
         SymbolProblem::TooLarge { .. } => (LogKind::FileTooLarge, None),
@@ -247,6 +250,10 @@ fn lack_in_words(lack: &SymbolProblem, [file, error]: [&str; 2]) -> String {
         SymbolProblem::EmbeddedUnreadable(_) => format!(
             "the symbols in .gnu_debugdata of {file} cannot be read, so only functions that it exports have names: {error}"
         ),
+        SymbolProblem::SupplementUnreadable(_) => format!(
+            "the debug information of {file} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
+             profiles show its functions and lines but not all inlined functions: {error}"
+        ),
         SymbolProblem::Compressed(compression) => {
             let how = match compression {
                 DebugCompression::Zstd => "with zstd",
@@ -259,9 +266,9 @@ fn lack_in_words(lack: &SymbolProblem, [file, error]: [&str; 2]) -> String {
             )
         }
         SymbolProblem::Split => format!(
-            "a part of the debug information of {file} is in other files (of `split-debuginfo`, or as `dwz -m` makes), which \
-             are not read, so profiles show its functions and lines but few or no inlined functions; of a program, remove \
-             `split-debuginfo` from [profile.release] in Cargo.toml, or set it to \"off\""
+            "a part of the debug information of {file} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
+             show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \
+             Cargo.toml, or set it to \"off\""
         ),
         SymbolProblem::TooLarge { bytes, is_own } => {
             let mib = bytes.div_ceil(1024 * 1024);

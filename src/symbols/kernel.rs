@@ -45,10 +45,12 @@ impl KernelNames {
         }
     }
 
+    /// The function's name; `[kernel]` if it is unknown.
     pub(super) fn function(&self, address: u64) -> String {
         self.functions.get(&address).map_or_else(|| "[kernel]".to_owned(), String::clone)
     }
 
+    /// The memory that is held.
     pub(super) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, KernelTable::bytes)
     }
@@ -69,6 +71,7 @@ pub(super) struct KernelTable {
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     address: u64,
+    /// The offset of its name.
     name: u32,
     kind: SymbolKind,
 }

@@ -14,6 +14,8 @@ mod sections;
 #[cfg(feature = "symbols")]
 mod source;
 #[cfg(feature = "symbols")]
+mod supplement;
+#[cfg(feature = "symbols")]
 mod symbolizer;
 #[cfg(not(feature = "symbols"))]
 #[path = "no_symbolizer.rs"]
@@ -22,6 +24,7 @@ mod symbolizer;
 pub(crate) use build_id::hex;
 pub(crate) use symbolizer::Symbolizer;
 
+/// A problem with symbols that should be reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     /// `None` for the program, and if it is not known which files there are.
@@ -50,10 +53,13 @@ pub(crate) enum SymbolProblem {
     TooLarge { bytes: u64, is_own: bool },
     /// Its debug information has an unsupported compression.
     Compressed(DebugCompression),
+    /// The supplementary file of its debug information cannot be read, and why.
+    SupplementUnreadable(String),
     /// A part of its debug information is in others, which are not read.
     Split,
 }
 
+/// A compression of debug information that is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DebugCompression {
     Zstd,

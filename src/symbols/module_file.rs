@@ -34,6 +34,7 @@ fn check(file: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
+/// The file of a module.
 #[derive(Debug)]
 pub(super) struct LoadedFile {
     pub(super) file: File,

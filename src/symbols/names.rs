@@ -29,6 +29,7 @@ pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
     (capped(symbol).into_owned(), FrameKind::Native)
 }
 
+/// Longer symbols are not demangled.
 const LONGEST_SYMBOL: usize = 32 * 1024;
 
 /// Text that returns an error when it becomes longer than a name may be.

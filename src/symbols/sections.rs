@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 
 use flate2::read::ZlibDecoder;
-use gimli::{EndianSlice, LittleEndian, Reader as _, constants as dwarf};
+use gimli::{DwarfSections, EndianSlice, LittleEndian, Reader as _, constants as dwarf};
 
 use super::DebugCompression;
 use crate::unwind::build_id_in;
@@ -15,6 +15,7 @@ use crate::unwind::build_id_in;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) debug: u64,
+    /// Symbol tables.
     pub(super) symbols: u64,
 }
 
@@ -24,22 +25,26 @@ impl Sizes {
     }
 }
 
+/// What a file has symbols of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SymbolContent {
     /// It has a symbol table, not only what it exports.
     pub(super) has_functions: bool,
     pub(super) has_lines: bool,
-    /// A part of the debug information is in other files: `.dwo` or `.dwp`, or a supplementary one that `dwz -m` has made.
+    /// A part of the debug information is in other files (`.dwo`, `.dwp`).
     pub(super) is_split: bool,
     /// Addresses of the procedure linkage table, whose jumps to other modules have no symbols.
     pub(super) linkage_table: Range<u64>,
 }
 
+/// What the section headers contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sections {
     pub(super) sizes: Sizes,
     /// The name of the separate debug file, and its checksum.
     pub(super) link: Option<(String, u32)>,
+    /// The supplementary debug file.
+    pub(super) supplement: Option<Supplement>,
     /// Offsets of the names of sections that blazesym must not see: those that refer to other files, and `embedded`.
     pub(super) hidden: Vec<u64>,
     /// Where further symbols are in the file, compressed with xz. They are of no use to a file with a symbol table.
@@ -66,6 +71,8 @@ const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSED_BY_ZLIB: u64 = 1;
 const COMPRESSION_HEADER_BYTES: usize = 24;
 const MAX_LINK: u64 = 4096;
+/// In `.debug_sup`, after a version and whether the file is a supplementary one.
+const SUP_PATH: usize = 3;
 const MAX_ABBREVIATIONS: u64 = 1 << 20;
 const PT_NOTE: u64 = 4;
 const SYMBOL_TABLES: [&[u8]; 4] = [b".symtab", b".strtab", b".dynsym", b".dynstr"];
@@ -74,6 +81,7 @@ const EMBEDDED: &[u8] = b".gnu_debugdata";
 /// The first symbol is never one.
 const ONE_SYMBOL: u64 = 24;
 
+/// A source of a file's bytes.
 pub(crate) trait ReadAt {
     /// Reads at most `most` bytes at an offset.
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>>;
@@ -96,9 +104,11 @@ impl ReadAt for [u8] {
     }
 }
 
+/// The header of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Section {
     name: Vec<u8>,
+    name_at: u64,
     /// Where the header is in the file.
     header: u64,
     kind: u64,
@@ -131,8 +141,10 @@ impl Section {
         ];
         let read = |index: u64| {
             let bytes = file.read(place(index), HEADER_BYTES)?;
+            let name_at = number(&bytes, 0, 4);
             Ok(Self {
-                name: text(&names, number(&bytes, 0, 4)).to_vec(),
+                name: text(&names, name_at).to_vec(),
+                name_at,
                 header: place(index),
                 kind: number(&bytes, 4, 4),
                 flags: number(&bytes, 8, 8),
@@ -164,6 +176,17 @@ impl Section {
 
 fn part(start: u64, size: u64) -> Range<u64> {
     start..start.saturating_add(size)
+}
+
+/// The content of the sections of a file with debug information, at most `most` bytes of each.
+pub(super) fn dwarf_of(file: &File, most: u64) -> io::Result<DwarfSections<Vec<u8>>> {
+    let (all, _) = Section::all(file)?;
+    DwarfSections::load(|id| {
+        match all.iter().find(|section| section.name == id.name().as_bytes()) {
+            Some(section) if section.kind != SHT_NOBITS => section.read(file, most),
+            _ => Ok(Vec::new()),
+        }
+    })
 }
 
 impl Sections {
@@ -228,10 +251,11 @@ impl Sections {
                 continue;
             }
             sections.hidden.push(section.header);
+            let link = section.read(file, MAX_LINK)?;
             if name == b".gnu_debuglink" {
-                sections.link = parse_link(&section.read(file, MAX_LINK)?);
+                sections.link = parse_link(&link);
             } else {
-                sections.content.is_split = true;
+                sections.supplement = Supplement::of(section, &link);
             }
         }
         if let Some(section) = embedded.filter(|_| !sections.content.has_functions) {
@@ -242,9 +266,56 @@ impl Sections {
         // the first ones are enough.
         if let Some(section) = abbreviations.filter(|_| has_addresses) {
             let abbreviations = section.read(file, MAX_ABBREVIATIONS)?;
-            sections.content.is_split |= name_other_files(&abbreviations).unwrap_or(false);
+            sections.content.is_split = name_other_files(&abbreviations).unwrap_or(false);
         }
         Ok(sections)
+    }
+}
+
+/// The supplementary file, to which `dwz -m` moves what debug information of several files has in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Supplement {
+    /// Where the header of the section is that names it, and the first bytes of that header.
+    pub(super) header: u64,
+    pub(super) name: [u8; 4],
+    pub(super) path: String,
+    /// What comes before the path in the section (`.debug_sup` of DWARF 5; nothing in `.gnu_debugaltlink`), and after it:
+    /// its build id or checksum.
+    before: Vec<u8>,
+    id: Vec<u8>,
+}
+
+impl Supplement {
+    fn of(section: &Section, link: &[u8]) -> Option<Self> {
+        let path_at = if section.name == b".debug_sup" { SUP_PATH } else { 0 };
+        let (before, rest) = link.split_at_checked(path_at)?;
+        let path = text(rest, 0);
+        let id = rest.get(path.len() + 1..).filter(|id| !id.is_empty())?.to_vec();
+        let path = std::str::from_utf8(path).ok()?.to_owned();
+        let name = (section.name_at as u32).to_le_bytes();
+        Some(Self { header: section.header, name, path, before: before.to_vec(), id })
+    }
+
+    /// The content of the section for a file at another path.
+    pub(super) fn leading_to(&self, path: &str) -> Vec<u8> {
+        [&self.before, path.as_bytes(), b"\0", &self.id].concat()
+    }
+
+    /// Whether a file with these sections is this one.
+    pub(super) fn is(&self, file: &File, sections: &Sections) -> io::Result<bool> {
+        if let Some(own) = sections.supplement.as_ref().filter(|_| !self.before.is_empty()) {
+            // It has a link to itself without a path.
+            return Ok(own.id == self.id && own.path.is_empty());
+        }
+        // It has no segments.
+        let (all, _) = Section::all(file)?;
+        let note = all.iter().find(|section| section.name == b".note.gnu.build-id");
+        let notes = note.map(|note| note.read(file, MAX_NOTES)).transpose()?;
+        Ok(notes.is_some_and(|notes| build_id_in(&notes).as_ref() == Some(&self.id)))
+    }
+
+    pub(super) fn build_id(&self) -> Option<&[u8]> {
+        self.before.is_empty().then_some(&self.id)
     }
 }
 
@@ -285,6 +356,7 @@ fn parse_link(link: &[u8]) -> Option<(String, u32)> {
     Some((name.to_owned(), u32::from_le_bytes(*checksum)))
 }
 
+/// The GNU build id of a file.
 pub(super) fn build_id_of(file: &(impl ReadAt + ?Sized)) -> io::Result<Option<Vec<u8>>> {
     let header = file.read(0, HEADER_BYTES)?;
     let (table, entry) = (number(&header, 0x20, 8), number(&header, 0x36, 2));

@@ -11,23 +11,29 @@ use std::slice;
 use flate2::Crc;
 
 use super::module_file::{self, LoadedFile};
-use super::sections::{ReadAt, Sections, SymbolContent};
+use super::sections::{ReadAt, Sections, Supplement, SymbolContent};
 use super::{SymbolProblem, embedded, hex};
 use crate::sys;
 use crate::unwind::Module;
 
+/// How much is read of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Detail {
     Nothing,
+    /// Only the symbol table.
     Functions,
+    /// Functions, lines and inlined functions.
     All,
 }
 
+/// A file from which symbols are read.
 #[derive(Debug)]
 pub(super) struct SymbolFile {
     /// Needed until blazesym has opened it.
     pub(super) file: File,
     pub(super) detail: Detail,
+    /// The supplementary file of its debug information.
+    pub(super) supplement: Option<File>,
     /// The symbols that were embedded in it, which it does not have itself.
     pub(super) embedded: Option<File>,
     /// The size of all symbols, or of the copies.
@@ -44,9 +50,12 @@ enum Origin<'a> {
     Overwritable(&'a Module),
     /// A separate debug file that must have this checksum.
     Linked(u32),
+    /// A supplementary debug file.
+    Supplement,
 }
 
 impl Origin<'_> {
+    /// Whether the file is still mapped.
     fn is_mapped(self) -> bool {
         let Self::Overwritable(module) = self else { return matches!(self, Self::Protected) };
         let file = module.file.as_ref();
@@ -55,7 +64,9 @@ impl Origin<'_> {
 }
 
 impl SymbolFile {
-    pub(super) fn open(module: &Module, free: u64) -> Result<Self, SymbolProblem> {
+    /// Opens the symbols of a module, with at most `free` bytes. The number makes the path unique that leads to a
+    /// supplementary file.
+    pub(super) fn open(module: &Module, free: u64, number: usize) -> Result<Self, SymbolProblem> {
         let LoadedFile { file, is_protected } = module_file::open_loaded(module)?;
         let unreadable = |error: io::Error| SymbolProblem::Unreadable(error.to_string());
         let sections = Sections::of(&file).map_err(unreadable)?;
@@ -65,7 +76,10 @@ impl SymbolFile {
             let mut linked = candidates.iter().filter_map(|path| {
                 let file = module_file::open(path).ok()?;
                 let sections = Sections::of(&file).ok()?;
-                Self::of(&file, &sections, free, Origin::Linked(*checksum)).ok()
+                let mut source =
+                    Self::of(&file, &sections, free, Origin::Linked(*checksum)).ok()?;
+                source.add_supplement(path, &sections, free, number);
+                Some(source)
             });
             match linked.next() {
                 Some(source) if source.detail != Detail::Nothing => return Ok(source),
@@ -76,6 +90,8 @@ impl SymbolFile {
         }
         let origin = if is_protected { Origin::Protected } else { Origin::Overwritable(module) };
         let mut source = Self::of(&file, &sections, free, origin).map_err(unreadable)?;
+        let path = module.file.as_ref().map_or(&module.loader_name, |file| &file.path);
+        source.add_supplement(path, &sections, free, number);
         source.add_embedded(&file, &sections, free);
         if !lacks.is_empty() {
             source.lacks = lacks;
@@ -96,6 +112,35 @@ impl SymbolFile {
                 self.bytes += bytes;
             }
             Err(error) => self.lacks.push(SymbolProblem::EmbeddedUnreadable(error.to_string())),
+        }
+    }
+
+    /// Adds the supplementary file. Without it, the names and lines that are not in it are there all the same.
+    fn add_supplement(&mut self, path: &Path, sections: &Sections, free: u64, number: usize) {
+        let Some(link) = sections.supplement.as_ref().filter(|_| self.detail == Detail::All) else {
+            return;
+        };
+        let free = free.saturating_sub(self.bytes);
+        let found = supplement(link, path, free).and_then(|(file, bytes)| {
+            let content = link.leading_to(&sys::path_of_open(&file, number).to_string_lossy());
+            let (mut copy, at) = (&self.file, self.file.metadata()?.len());
+            copy.seek(SeekFrom::Start(at))?;
+            copy.write_all(&content)?;
+            // Name, kind and flags of the section are before these.
+            let place = [at.to_le_bytes(), (content.len() as u64).to_le_bytes()].concat();
+            for (offset, bytes) in [(0, link.name.as_slice()), (8, &[0; 8]), (24, &place)] {
+                copy.seek(SeekFrom::Start(link.header + offset))?;
+                copy.write_all(bytes)?;
+            }
+            Ok((file, bytes))
+        });
+        match found {
+            Ok((file, bytes)) => {
+                self.supplement = Some(file);
+                // Entries of both are read another time.
+                self.bytes = (self.bytes + bytes).saturating_mul(2);
+            }
+            Err(error) => self.lacks.push(SymbolProblem::SupplementUnreadable(error.to_string())),
         }
     }
 
@@ -124,7 +169,8 @@ impl SymbolFile {
             _ => (Detail::Nothing, 0, Some(too_large)),
         };
         let (lacks, content) = (Vec::from_iter(lack), sections.content.clone());
-        let of = |file| Self { file, detail, embedded: None, bytes, lacks, content };
+        let (supplement, embedded) = (None, None);
+        let of = |file| Self { file, detail, supplement, embedded, bytes, lacks, content };
         if detail == Detail::Nothing || !is_copied {
             return file.try_clone().map(of);
         }
@@ -153,7 +199,9 @@ impl SymbolFile {
             }
             (Err(error), _) => return Err(error),
         };
-        hide(&file, &sections.hidden)?;
+        if !matches!(origin, Origin::Supplement) {
+            hide(&file, &sections.hidden)?;
+        }
         Ok(of(file))
     }
 }
@@ -201,6 +249,7 @@ fn copy(from: &File, mut to: &File, read: &[Range<u64>], kept: &[Range<u64>]) ->
     Ok(crc.sum())
 }
 
+/// Gives sections of a copy the empty name.
 fn hide(mut copy: &File, names: &[u64]) -> io::Result<()> {
     let length = copy.metadata()?.len();
     for name in names.iter().filter(|name| **name < length) {
@@ -210,6 +259,40 @@ fn hide(mut copy: &File, names: &[u64]) -> io::Result<()> {
     Ok(())
 }
 
+/// A copy of the supplementary file of the debug file at that path, and its size.
+fn supplement(link: &Supplement, path: &Path, free: u64) -> io::Result<(File, u64)> {
+    // The path can be relative to the debug file, which can be found by a symbolic link.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut files = vec![path.parent().unwrap_or(Path::new("/")).join(&link.path)];
+    files.extend(by_build_id(&hex(link.build_id().unwrap_or_default())));
+    let mut error = None;
+    for path in &files {
+        let found = module_file::open(path).and_then(|file| {
+            let sections = Sections::of(&file)?;
+            if !link.is(&file, &sections)? {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another one"));
+            }
+            let source = SymbolFile::of(&file, &sections, free, Origin::Supplement)?;
+            if source.detail != Detail::All {
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is too large"));
+            }
+            Ok((source.file, source.bytes))
+        });
+        match found {
+            Ok(found) => return Ok(found),
+            Err(found) => _ = error.get_or_insert(found),
+        }
+    }
+    Err(error.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Where the debug file with a build id can be.
+fn by_build_id(id: &str) -> Vec<PathBuf> {
+    let Some((first, rest)) = id.split_at_checked(2) else { return Vec::new() };
+    let dirs = DEBUG_DIRS.iter().map(|debug| Path::new(debug).join(".build-id").join(first));
+    dirs.map(|dir| dir.join(format!("{rest}.debug"))).collect()
+}
+
 const DEBUG_DIRS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
 
 /// Where the separate debug file of a module can be.
@@ -217,15 +300,13 @@ fn candidates(module: &Module, name: &str) -> Vec<PathBuf> {
     let path = module.file.as_ref().map_or(&module.loader_name, |file| &file.path);
     let dir = path.parent().unwrap_or(Path::new("/"));
     let below = dir.strip_prefix("/").unwrap_or(dir);
-    let everywhere = DEBUG_DIRS.map(Path::new);
     let id = module.build_id.as_deref().map(hex).unwrap_or_default();
-    let by_build_id = id.split_at_checked(2).map(|(first, rest)| format!("{first}/{rest}.debug"));
-    let by_build_id = by_build_id
-        .into_iter()
-        .flat_map(|file| everywhere.map(|debug| debug.join(".build-id").join(&file)));
-    let beside = [dir.join(name), dir.join(".debug").join(name)];
-    let below = everywhere.into_iter().flat_map(|it| [it.join(below).join(name), it.join(name)]);
-    let mut files: Vec<_> = by_build_id.chain(beside).chain(below).collect();
+    let mut files = by_build_id(&id);
+    let everywhere = DEBUG_DIRS.map(Path::new);
+    files.extend([dir.join(name), dir.join(".debug").join(name)]);
+    files.extend(
+        everywhere.iter().flat_map(|debug| [debug.join(below).join(name), debug.join(name)]),
+    );
     files.retain(|file| file != path);
     files
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -20,6 +21,7 @@ use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::{Sections, SymbolContent};
 use super::source::{Detail, SymbolFile};
+use super::supplement::SupplementedNames;
 use super::{Missing, SymbolProblem, SymbolSettings, build_id};
 use crate::profile::{
     FrameKind, Function, LINKAGE, Location, MappingId, Profile, SourceLine, Symbolized, Symbols,
@@ -41,6 +43,7 @@ pub(crate) struct Symbolizer {
     /// What is read of the file of each module, by its serial number, and the total size.
     opened: HashMap<u64, Opened>,
     held_bytes: u64,
+    /// How many files were opened.
     paths: usize,
     /// By serial number, for the current profile: a file can be replaced between profiles.
     files: HashMap<u64, FileState>,
@@ -54,6 +57,8 @@ struct Opened {
     path: PathBuf,
     detail: Detail,
     embedded: Option<PathBuf>,
+    /// The names that blazesym does not find, since they are in a supplementary file.
+    supplemented: Option<Rc<SupplementedNames>>,
     content: SymbolContent,
     /// How much is held of it.
     bytes: u64,
@@ -85,6 +90,7 @@ struct FileState {
     build_ids: Vec<(String, String)>,
 }
 
+/// How many files a note of a profile names.
 const MAX_NOTED: usize = 4;
 
 /// The address space that mapped symbols leave for other memory.
@@ -133,6 +139,7 @@ impl Symbolizer {
         symbolized
     }
 
+    /// What the files of the current profile lack.
     fn notes(&self, redaction: &Redaction) -> Vec<String> {
         let of = |is_it: fn(&FileState, &Opened) -> bool, what: &str| {
             let files = self.files.iter().filter(|(key, state)| {
@@ -149,7 +156,7 @@ impl Symbolizer {
         };
         let split = of(
             |_, opened| opened.content.is_split,
-            "without inlined functions, since a part of the debug information is in other files",
+            "without inlined functions, since the debug information is split (`split-debuginfo`)",
         );
         let unnamed = of(
             |state, opened| {
@@ -212,6 +219,7 @@ impl Symbolizer {
             path: PathBuf::new(),
             detail: Detail::Nothing,
             embedded: None,
+            supplemented: None,
             content: SymbolContent::default(),
             bytes: 0,
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
@@ -223,7 +231,7 @@ impl Symbolizer {
         let most_bytes = crate::host::memory_left().unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
-        let source = match SymbolFile::open(module, free) {
+        let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
             Err(lack) => {
                 self.note(module, lack);
@@ -277,7 +285,13 @@ impl Symbolizer {
             self.note(module, SymbolProblem::EmbeddedUnreadable(error.to_string()));
             (embedded, content.has_functions) = (None, false);
         }
-        Opened { path, detail, embedded, content, bytes: source.bytes, ..nothing }
+        let supplement = source.supplement.filter(|_| detail == Detail::All);
+        let supplemented = supplement.and_then(|supplement| {
+            let read = SupplementedNames::read(&source.file, &supplement, most_bytes);
+            let lack = |error: io::Error| SymbolProblem::SupplementUnreadable(error.to_string());
+            read.map_err(|error| self.note(module, lack(error))).ok().map(Rc::new)
+        });
+        Opened { path, detail, embedded, supplemented, content, bytes: source.bytes, ..nothing }
     }
 
     fn look_up(
@@ -417,14 +431,31 @@ impl Symbolizer {
         {
             symbol.name = linkers.name;
         }
-        named(symbol)
+        named(symbol, || {
+            let names = opened.supplemented.as_ref()?.at(address);
+            let lack = |error: gimli::Error| SymbolProblem::SupplementUnreadable(error.to_string());
+            names.map_err(|error| self.note(module, lack(error))).ok()
+        })
     }
 }
 
-/// Leaves out functions whose names are in another file: what they do is shown in the functions that they are inlined in.
-fn named(mut symbol: Sym<'static>) -> Option<Sym<'static>> {
+/// A symbol with the names that it lacks, the outermost first. Functions that have none are left out: what they do is shown
+/// in the functions that they are inlined in.
+fn named(
+    mut symbol: Sym<'static>,
+    names: impl FnOnce() -> Option<Vec<Option<String>>>,
+) -> Option<Sym<'static>> {
     let mut inlined = std::mem::take(&mut symbol.inlined).into_vec();
-    inlined.retain(|function| !function.name.is_empty());
+    if symbol.name.is_empty() || inlined.iter().any(|function| function.name.is_empty()) {
+        let names = names().filter(|names| names.len() == inlined.len() + 1).unwrap_or_default();
+        let inner = inlined.iter_mut().map(|function| &mut function.name);
+        for (known, name) in std::iter::once(&mut symbol.name).chain(inner).zip(names) {
+            if let Some(name) = name.filter(|_| known.is_empty()) {
+                *known = name.into();
+            }
+        }
+        inlined.retain(|function| !function.name.is_empty());
+    }
     if symbol.name.is_empty() {
         let outermost = (!inlined.is_empty()).then(|| inlined.remove(0))?;
         (symbol.name, symbol.code_info) = (outermost.name, outermost.code_info.map(Box::new));
