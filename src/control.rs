@@ -84,7 +84,7 @@ impl Control {
             unreached: Arc::default(),
             engine: OnceLock::new(),
             made_in: sys::fork_generation(),
-            made_by: sys::process_id(),
+            made_by: std::process::id(),
             ending: Arc::default(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
@@ -114,7 +114,7 @@ impl Control {
         let switch = Switch { builder, rules, failed: None, is_disabled: false };
         Arc::new(Self {
             made_in: sys::fork_generation(),
-            made_by: sys::process_id(),
+            made_by: std::process::id(),
             ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),

@@ -267,7 +267,7 @@ impl Spans {
     fn sync_usage(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else { return };
         let usage = source.usage(state.session.as_deref());
-        let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
+        let since = usage.since(std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
         state.read.recorded_ns += since.preempted_ns;
         self.count_usage(state, |segment| {

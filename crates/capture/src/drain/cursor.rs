@@ -64,7 +64,6 @@ impl ThreadCursor {
         self.session.ring.is_some()
     }
 
-    /// The ring with the context switches, if there is one.
     pub fn switches(&self) -> Option<&SwitchRing> {
         self.session.switches.as_deref()
     }
@@ -109,7 +108,6 @@ impl ThreadCursor {
         self.ended.drain(..).map(|(session, _)| session).chain([last])
     }
 
-    /// Whether all of the session was read.
     pub fn is_drained(&self) -> bool {
         self.session.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
     }
@@ -129,7 +127,6 @@ impl ThreadCursor {
         self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(session, _)| &**session)
     }
 
-    /// Drops the sessions that the thread no longer refers to.
     pub fn drop_ended(&mut self) {
         self.ended.retain(|(session, _)| Arc::strong_count(session) > 1);
     }
@@ -172,12 +169,10 @@ impl ThreadCursor {
         before.sum::<u64>() + self.session.sampled_ns(cpu_ns)
     }
 
-    /// Stops sampling the thread for now.
     pub fn pause(&self) {
         self.session.pause(sys::cpu_ns_of(self.thread.tid()).unwrap_or(0));
     }
 
-    /// What sampling the thread has cost since the last call.
     pub fn take_cost(&mut self) -> Cost {
         let (switches, until) =
             switches_between(self.switched, self.switches().map_or(0, |ring| ring.head()));
@@ -210,7 +205,6 @@ impl ThreadCursor {
         Some(read(sample.time_ns, &mut sample.stack.iter()))
     }
 
-    /// Whether half of its ring is full.
     pub fn is_half_full(&self) -> bool {
         self.session.ring.as_ref().is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());

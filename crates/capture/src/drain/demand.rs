@@ -60,7 +60,6 @@ impl Frequency {
     }
 }
 
-/// What sampling has cost the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     pub samples_ns: u64,
@@ -120,7 +119,6 @@ impl SamplingBudget {
         self.frequency
     }
 
-    /// Whether threads are sampled at the full rate now.
     pub fn is_full(&self) -> bool {
         self.frequency == Frequency::Full
     }

@@ -31,10 +31,8 @@ const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
 const ATTACHING_CONTINUOUSLY: CpuBudget = CpuBudget::new(1, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
 const A_THREAD_NS: u64 = 150_000;
-/// The pause before another attempt to attach a thread. Others may have released resources by then. Each further one is
-/// twice as long, up to some minutes.
-const RETRY: Duration = Duration::from_secs(1);
-const MOST_DOUBLED: u32 = 8;
+/// The pause before another attempt to attach a thread. Others may have released resources by then.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The demands of profiles of the process, while they are made, and the sampling of threads that have met no hook, or none
 /// for a while.
@@ -60,8 +58,8 @@ struct OtherThread {
     cursor: ThreadCursor,
     /// Whether its name was read again.
     is_named: bool,
-    /// When attaching it last failed, and how often it did.
-    failed: Option<(Instant, u32)>,
+    /// When attaching it last failed.
+    failed: Option<Instant>,
     /// Who pays.
     why: Why,
     /// No longer sampled; given back once it is drained.
@@ -327,8 +325,7 @@ impl OtherThread {
         }
         source.attach(&self.cursor.thread);
         let is_attached = self.cursor.go_to_next_session();
-        let tries = self.failed.map_or(0, |(_, tries)| tries + 1);
-        self.failed = (!is_attached).then(|| (Instant::now(), tries));
+        self.failed = (!is_attached).then(Instant::now);
         // It may have waited for its turn for long.
         let most_ns = match self.why {
             Why::Continuous => LATEST.as_nanos() as u64,
@@ -350,11 +347,8 @@ impl OtherThread {
         }
     }
 
-    /// Whether it is to be attached, once more.
     fn may_retry(&self, now: Instant) -> bool {
-        let is_late = |(failed, tries): (Instant, u32)| {
-            now.saturating_duration_since(failed) > RETRY * (1 << tries.min(MOST_DOUBLED))
-        };
+        let is_late = |failed| now.saturating_duration_since(failed) > RETRY;
         !self.is_ending && self.failed.is_some_and(is_late)
     }
 

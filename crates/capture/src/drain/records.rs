@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::cursor::ThreadCursor;
-use super::reader::{Loss, Of, Reader, Sink};
+use super::reader::{Loss, Reader, Sink, max_sample_ns};
 use crate::sampler::record::{Machine, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, TagInterval};
 use crate::sys::{self, SampleRing, Tag};
@@ -38,7 +38,7 @@ impl ThreadCursor {
         let switching = self.switching(&ring, &samples, reader);
         let [weight_ns, weight_switching_ns] =
             self.weights(&ring, samples.len() as u64, switching.len() as u64);
-        sink.begin(self.thread.tid(), samples.len(), self.session.period_ns());
+        sink.begin(self.thread.tid(), samples.len(), max_sample_ns(self.session.period_ns()));
         for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
@@ -50,15 +50,8 @@ impl ThreadCursor {
                     let is_switching = switching.contains(&place.position);
                     let weight_ns = if is_switching { weight_switching_ns } else { weight_ns };
                     let more_ns = std::mem::take(&mut self.unsampled_ns);
-                    let of = Of {
-                        tag: span,
-                        thread: self.named,
-                        shared: &self.thread,
-                        is_switching,
-                        period_ns: weight_ns,
-                        more_ns,
-                    };
-                    reader.read((&ring, place), of, sink);
+                    let of = (span, self.named, &*self.thread);
+                    reader.read((&ring, place), of, (weight_ns, more_ns), is_switching, sink);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }

@@ -16,14 +16,12 @@ mod thread;
 mod thread_counters;
 mod thread_source;
 mod timer;
-mod unknown_name;
 
 pub use hooks::{AttachThreads, Begun, ThreadSource};
 pub use rate::{Periods, Rate};
 pub use session::{RunDelay, SamplingSession, TagInterval};
-pub use source::{Sampler, Source, SourceSettings};
+pub use source::{Sampler, Source, SourceSettings, UnknownName};
 pub(crate) use switches::switches_between;
 pub use switches::{SHORT_NS, SwitchRing};
 pub use thread::{NEVER, OpenInterval, ThreadShared, Use};
 pub use thread_counters::ThreadCounters;
-pub use unknown_name::UnknownName;

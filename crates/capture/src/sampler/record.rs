@@ -54,22 +54,15 @@ pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
     Sample(RecordPlace),
     /// The kernel found the ring full `count` times since the previous record.
-    Lost {
-        /// How many times.
-        count: u64,
-        /// The location of this record.
-        place: RecordPlace,
-    },
+    Lost { count: u64, place: RecordPlace },
     /// The kernel paused sampling because it took too long.
     Throttled,
-    /// The thread was switched out.
     SwitchOut {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
         /// Whether the scheduler preempted the thread; otherwise the thread blocked.
         preempted: bool,
     },
-    /// The thread was switched in.
     SwitchIn {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
@@ -160,7 +153,6 @@ pub(crate) enum Machine {
 }
 
 impl Machine {
-    /// The architecture this was compiled for.
     pub(crate) const NATIVE: Self =
         if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 
@@ -194,7 +186,6 @@ pub(crate) struct RawSample<'a, B: ?Sized> {
     pub(crate) in_kernel: bool,
     /// Addresses in the kernel, the innermost first.
     pub(crate) kernel_chain: Words<'a, B>,
-    /// The user registers.
     pub(crate) registers: Registers,
     /// The bytes from the stack pointer up.
     pub(crate) stack: Words<'a, B>,
@@ -226,7 +217,6 @@ impl<B: RecordBytes + ?Sized> Words<'_, B> {
         (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
     }
 
-    /// All in turn.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
         (0..self.length / 8).map_while(|number| self.word(8 * number))
     }

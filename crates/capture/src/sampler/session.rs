@@ -37,9 +37,7 @@ pub struct SamplingSession {
     sample_size: NonZeroU64,
     /// The ring with the samples; none if the thread is not sampled.
     pub ring: Option<Arc<SampleRing>>,
-    /// The ring with the context switches.
     pub switches: Option<Arc<SwitchRing>>,
-    /// The hardware counters.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
     /// What it takes of the limits of the process.
     shares: Mutex<Vec<Share>>,
@@ -96,7 +94,6 @@ impl RunDelayCell {
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {
-    /// A session without sampling.
     pub fn none() -> Self {
         Self::with_intervals(None, Rate::of(0), NonZeroU64::MIN, 0)
     }
@@ -156,7 +153,6 @@ impl SamplingSession {
         self.sampled_ns(0)
     }
 
-    /// Adds the ring with the context switches.
     pub fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
         Self { switches, ..self }
     }
@@ -261,12 +257,10 @@ impl SamplingSession {
         !self.intervals.is_full()
     }
 
-    /// Takes the oldest interval.
     pub fn take_interval(&self) -> Option<TagInterval> {
         self.intervals.pop()
     }
 
-    /// The next session of the thread, if any.
     pub fn next(&self) -> Option<&Arc<Self>> {
         self.next.get()
     }

@@ -29,13 +29,11 @@ impl Silences {
         self.is_any.load(Ordering::Relaxed)
     }
 
-    /// A signal of a timer has come.
     pub(super) fn note_signal(&self) {
         let [_, timers] = &mut *self.of_each.lock();
         timers.note_given();
     }
 
-    /// A session ends.
     pub(super) fn note_ended(&self, session: &SamplingSession) {
         let [perf, timers] = &mut *self.of_each.lock();
         let silence = if session.has_switch_records() { perf } else { timers };
@@ -100,7 +98,6 @@ impl Silence {
         self.user_ns = HashMap::new();
     }
 
-    /// A session of the source ends.
     fn note_ended(&mut self, session: &SamplingSession) {
         self.look_at(session);
         // How much of it was in user code is not known.
@@ -140,7 +137,7 @@ impl Silence {
         if !self.in_user_code {
             return Some(session.sampled_ns(sys::cpu_ns_of(tid)?));
         }
-        let user_ns = sys::user_ns_of(tid)?;
+        let user_ns = sys::stat_of(tid).ok()?.user_ns?;
         let session = std::ptr::from_ref(session).addr();
         let (known, since_ns) = self.user_ns.entry(tid).or_insert((session, user_ns));
         if *known != session {

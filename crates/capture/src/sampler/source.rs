@@ -15,10 +15,9 @@ use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
 use super::silence::Silences;
 use super::thread::ThreadShared;
+use super::thread_counters::ThreadCounters;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
-use crate::sampler::ThreadCounters;
-use crate::sampler::UnknownName;
 use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
 
 #[cfg(any(test, feature = "_test"))]
@@ -53,6 +52,20 @@ impl FromStr for Source {
     }
 }
 
+/// The error for a name that is not one of a few, or whose feature is off.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected one of {}", known.join(", "))]
+pub struct UnknownName {
+    known: Vec<&'static str>,
+}
+
+impl UnknownName {
+    /// From the names that exist.
+    pub fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
+        Self { known: known.into_iter().collect() }
+    }
+}
+
 /// The settings of the sources.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceSettings {
@@ -62,14 +75,6 @@ pub struct SourceSettings {
     pub stack_bytes: u32,
     /// `None` for the default.
     pub periods: Option<Periods>,
-}
-
-/// Threads on their way to the collector.
-#[derive(Debug, Default)]
-struct ThreadQueues {
-    new: Mutex<Vec<Arc<ThreadShared>>>,
-    /// Those that were parked and are in use again.
-    returned: Mutex<Vec<Arc<ThreadShared>>>,
 }
 
 /// Attaches threads.
@@ -94,7 +99,9 @@ struct Shared {
     periods: Periods,
     /// The period of new threads.
     first_period_ns: AtomicU64,
-    queues: ThreadQueues,
+    /// Threads on their way to the collector: those that are new, and those that were parked and are in use again.
+    new: Mutex<Vec<Arc<ThreadShared>>>,
+    returned: Mutex<Vec<Arc<ThreadShared>>>,
     /// Replaces both sources in a test.
     #[cfg(any(test, feature = "_test"))]
     scripted: std::sync::OnceLock<Box<dyn AttachThreads>>,
@@ -128,7 +135,8 @@ impl Sampler {
             waker: waker.clone(),
             periods,
             first_period_ns: AtomicU64::new(periods.full_ns),
-            queues: ThreadQueues::default(),
+            new: Mutex::default(),
+            returned: Mutex::default(),
             #[cfg(any(test, feature = "_test"))]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -239,17 +247,17 @@ impl Sampler {
 
     /// The threads that were set up since the last call.
     pub fn take_new(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.queues.new.lock())
+        std::mem::take(&mut self.0.new.lock())
     }
 
     /// The threads that have returned to the scans since the last call.
     pub fn take_returned(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.queues.returned.lock())
+        std::mem::take(&mut self.0.returned.lock())
     }
 
     /// A thread that was parked may be about to enter a span.
     pub fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
-        self.0.queues.returned.lock().push(Arc::clone(thread));
+        self.0.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
     }
 
@@ -306,7 +314,6 @@ impl Sampler {
         }
     }
 
-    /// Whether any thread is currently sampled by a timer.
     pub fn has_timers(&self) -> bool {
         self.timers().is_some_and(Timers::are_in_use)
     }
@@ -368,7 +375,6 @@ impl Sampler {
         describe_no_continuous(&self.0.probed)
     }
 
-    /// Whether a thread can have a timer.
     pub fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
     }
@@ -457,7 +463,7 @@ impl AttachThreads for Sampler {
         if is_refused {
             counters.unsampled.fetch_add(1, Ordering::Relaxed);
             let probed = &self.0.probed;
-            let of_perf = probed.perf.as_ref().and_then(Perf::refused);
+            let of_perf = probed.perf.as_ref().and_then(|perf| perf.refused);
             let why = of_perf.or(probed.timers_refused);
             why.into_iter().for_each(|why| self.note_refusal(why));
         }
@@ -467,7 +473,7 @@ impl AttachThreads for Sampler {
             sampler: self.clone(),
             has_small_signal_stack,
             unsampled: is_refused.then(|| counters.clone()),
-            has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
+            has_hardware: self.0.probed.perf.as_ref().is_some_and(|perf| perf.has_hardware),
         });
         let sampled = (!is_refused).then(|| {
             let stack = match has_small_signal_stack {
@@ -485,7 +491,7 @@ impl AttachThreads for Sampler {
             if *is_over {
                 thread.end();
             } else {
-                self.0.queues.new.lock().push(Arc::clone(&thread));
+                self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
             // The thread may block before its first sample. Many may start at once.

@@ -117,7 +117,6 @@ impl ThreadShared {
         shared
     }
 
-    /// The kernel's id of the thread.
     pub fn tid(&self) -> u32 {
         self.thread.tid
     }
@@ -277,7 +276,6 @@ impl ThreadShared {
         Tag::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
     }
 
-    /// Whether the thread is inside a hook.
     pub fn is_in_hook(&self) -> bool {
         self.span.load(Ordering::Acquire) & IN_HOOK != 0
     }

@@ -8,11 +8,9 @@ use super::session::SamplingSession;
 use super::shares::Taken;
 use crate::sys::{self, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
-/// Creates timers for threads.
 #[derive(Debug)]
 pub(super) struct Timers {
     request: SampleRequest,
-    /// The number of timers.
     taken: Taken,
 }
 
@@ -37,7 +35,6 @@ impl Timers {
         Self { request, taken: Taken::default() }
     }
 
-    /// The signal of the timers.
     pub(super) fn signal(&self) -> Result<i32, WhyRefused> {
         sys::signal_of_timers(self.request.signal)
     }
@@ -64,7 +61,6 @@ impl Timers {
         (most_timers() == 0).then_some(WhyRefused::NoTimers)
     }
 
-    /// Whether any thread has one.
     pub(super) fn are_in_use(&self) -> bool {
         !self.taken.is_none()
     }

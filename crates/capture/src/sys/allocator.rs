@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::utils::CachePadded;
 
-use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
+use super::live_blocks::{LiveBlocks, TrackedBlock};
 use super::live_stack::{LiveStack, Registers, live_registers};
 use super::usage::Allocations;
 use super::words::WORDS;
@@ -153,7 +153,7 @@ impl SampledAllocation {
 
     /// Ends that: nothing will ask for the block.
     pub fn untrack(&self) {
-        _ = LIVE_BLOCKS.get().and_then(|live| live.remove(self.block));
+        _ = LIVE_BLOCKS.get().map(|live| live.remove(self.block));
     }
 }
 
@@ -293,12 +293,12 @@ pub fn sample_bytes() -> u64 {
 
 /// A block is about to be freed.
 #[inline(always)]
-fn forget_block(block: *mut u8) -> Option<(&'static LiveBlocks, Removed)> {
-    if !WORDS.tracks_blocks.load(Ordering::Relaxed) {
-        return None;
+fn forget_block(block: *mut u8) {
+    if WORDS.tracks_blocks.load(Ordering::Relaxed)
+        && let Some(live) = LIVE_BLOCKS.get()
+    {
+        live.remove(block.addr());
     }
-    let live = LIVE_BLOCKS.get()?;
-    Some((live, live.remove(block.addr())?))
 }
 
 #[inline(always)]
@@ -344,7 +344,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if is_counting() {
             note_freed(layout.size());
-            _ = forget_block(block);
+            forget_block(block);
         }
         // SAFETY: what the caller guarantees.
         unsafe { self.allocator.dealloc(block, layout) };
@@ -356,15 +356,13 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
             // SAFETY: what the caller guarantees.
             return unsafe { self.allocator.realloc(block, layout, new_size) };
         }
-        // Before another thread can be given the same address.
-        let removed = forget_block(block);
+        // Before another thread can be given the same address. If it fails, the block is no longer tracked.
+        forget_block(block);
         // SAFETY: as above.
         let new = unsafe { self.allocator.realloc(block, layout, new_size) };
         if !new.is_null() {
             note_freed(layout.size());
             note_allocated(new, new_size);
-        } else if let Some((live, removed)) = removed {
-            live.put_back(removed);
         }
         new
     }

@@ -62,7 +62,6 @@ impl FileContent {
     }
 }
 
-/// Where the pieces of a part begin, and their lengths.
 fn pieces(length: u64, most_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let step = (length / (most_bytes / PIECE)).max(PIECE);
     let number = length.div_ceil(step);

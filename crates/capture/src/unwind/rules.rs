@@ -9,13 +9,10 @@ use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
 
 use crate::sys::Registers;
 
-/// A row of unwind tables.
 pub(crate) type TableRow = gimli::UnwindTableRow<usize>;
 
-/// The entries of a module.
 pub(super) type TableFrames<'a> = gimli::EhFrame<gimli::EndianSlice<'a, gimli::NativeEndian>>;
 
-/// How a frame is unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameRule {
     /// By a row that framehop follows.
@@ -26,11 +23,9 @@ pub(crate) enum FrameRule {
     Computed,
     /// It has no caller: the first function of a thread, or the program's.
     First,
-    /// There is no row.
     Missing,
 }
 
-/// The maximum operations of an expression.
 const MOST_OPERATIONS: u32 = 1_000;
 
 impl FrameRule {

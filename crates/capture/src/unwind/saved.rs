@@ -49,7 +49,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return None;
         }
         let of_module = self.modules.segment(code.end);
-        let mapping = of_module.clone().or_else(|| self.places.find_mapping(code.end))?;
+        let mapping = of_module.clone().or_else(|| self.places.mappings.find(code.end))?;
         let read = mapping.start.max(code.start)..code.end;
         let bytes = match of_module {
             Some(_) => self.modules.bytes(read)?,

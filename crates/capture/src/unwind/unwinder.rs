@@ -54,7 +54,6 @@ pub struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
     pub(super) places: Places,
-    /// Memory for reading rows of tables.
     context: gimli::UnwindContext<usize>,
     listing: ModuleListing,
     /// Some samples of this reading are left to be read next time.
@@ -111,7 +110,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.listing.is_outdated()
     }
 
-    /// The reading of all samples begins.
     pub fn begin_reading(&mut self) {
         self.has_left = false;
         self.listing.begin_reading();
@@ -148,13 +146,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
-    /// Forgets modules that are neither loaded nor in `stacks`, if many are known.
-    pub fn forget_modules(&mut self, frames: impl Iterator<Item = ModuleAddress>) {
-        if self.modules.is_many() {
-            self.modules.forget(&frames.filter_map(ModuleAddress::module).collect());
-        }
-    }
-
     /// The start of the code that signal handlers return to, if an address is in it.
     pub(super) fn signal_return(&self, address: u64) -> Option<u64> {
         let from = address.checked_sub(signal::BEFORE)?;
@@ -168,7 +159,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if place.may_be_signal_return { self.signal_return(address) } else { None }
     }
 
-    /// What is known of an address.
     pub(super) fn place(&mut self, address: u64) -> CodePlace {
         if let Some(place) = self.places.get(address) {
             return place;
@@ -183,7 +173,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             place.rule = row.unwrap_or(FrameRule::Missing);
         }
         // In a module, or generated code.
-        let is_code = place.is_in_module || self.places.find_mapping(address).is_some();
+        let is_code = place.is_in_module || self.places.mappings.find(address).is_some();
         if !is_code {
             return place;
         }
@@ -227,14 +217,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         code.zip(call).is_none_or(|(code, call)| code.starts_with(call))
     }
 
-    /// Whether an address is in executable memory.
     pub(super) fn is_code(&self, address: u64) -> bool {
         self.modules.is_code(address) || self.generated_code(address).is_some()
     }
 
     /// The mapping of code in no module, if it is known already.
     fn generated_code(&self, address: u64) -> Option<Range<u64>> {
-        self.places.mapping(address).filter(|_| !self.modules.is_contested(address))
+        self.places.mappings.get(address).filter(|_| !self.modules.is_contested(address))
     }
 
     /// The code from an address on, zeros beyond its mapping.

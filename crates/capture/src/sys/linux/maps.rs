@@ -91,12 +91,10 @@ fn visit(mut each: impl FnMut(&MapLine<'_>) -> bool) -> io::Result<()> {
     Ok(())
 }
 
-/// All mappings of this process, by address.
 pub fn mappings() -> io::Result<Vec<Range<u64>>> {
     addresses_of(|_| true)
 }
 
-/// The executable mappings of this process.
 pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
     addresses_of(|mapping| mapping.is_executable)
 }
@@ -110,7 +108,6 @@ fn addresses_of(is_wanted: impl Fn(&MapLine<'_>) -> bool) -> io::Result<Vec<Rang
     Ok(found)
 }
 
-/// The files of modules.
 #[derive(Debug, Default)]
 pub(super) struct ModuleFiles {
     /// Of each module.
