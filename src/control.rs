@@ -251,7 +251,7 @@ impl Control {
         if !self.is_here() {
             return;
         }
-        let _uncounted = sys::Uncounted::begin();
+        let _uncounted = sys::SuspendCounting::begin();
         let (done, is_done) = channel::bounded(1);
         refresh_interest(self.own_dispatch(), move || _ = done.send(()));
         // A layer could need a lock that the caller holds.

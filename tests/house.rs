@@ -571,7 +571,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_966;
+const TOTAL: usize = 60_849;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -596,13 +596,13 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "sinks", 1982),
     (".", "span", 5199),
     (".", "symbols", 1999),
-    (".", "threads", 2855),
+    (".", "threads", 2853),
     (".", "watch", 1389),
-    ("crates/capture", "(top)", 232),
+    ("crates/capture", "(top)", 231),
     ("crates/capture", "drain", 1028),
-    ("crates/capture", "sampler", 2806),
-    ("crates/capture", "sys", 6619),
-    ("crates/capture", "unwind", 3056),
+    ("crates/capture", "sampler", 2745),
+    ("crates/capture", "sys", 6570),
+    ("crates/capture", "unwind", 3052),
     ("crates/profile", "(top)", 557),
     ("crates/profile", "compare", 1159),
     ("crates/profile", "encode", 2571),

@@ -13,7 +13,7 @@ use once_cell::race::OnceBox;
 use super::SpanKey;
 use crate::facts::TimeBreakdown;
 use crate::facts::{Allocations, Usage};
-use crate::sys::{Clock, Uncounted};
+use crate::sys::{Clock, SuspendCounting};
 
 /// Sums of [`Usage`] over threads.
 #[derive(Debug, Default)]
@@ -164,7 +164,7 @@ impl Counts {
     }
 
     pub(crate) fn add_usage(&self, more: &Usage) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         self.usage.get_or_init(Box::default).add(more);
     }
 

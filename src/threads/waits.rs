@@ -118,9 +118,7 @@ fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
         io::ErrorKind::PermissionDenied => {
             ": the program has changed its user, has file capabilities, or is not dumpable"
         }
-        io::ErrorKind::NotFound => {
-            ": is /proc mounted, that of this process' PID namespace or of one around it?"
-        }
+        io::ErrorKind::NotFound => ": is /proc mounted, and that of this process' PID namespace?",
         _ => "",
     };
     let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");

@@ -40,7 +40,7 @@ pub struct ThreadCursor {
 }
 
 /// How many ended sessions may have samples that hooks have not counted.
-const MOST_UNCOUNTED: usize = 16;
+const MAX_UNCOUNTED: usize = 16;
 
 impl ThreadCursor {
     pub fn new(thread: Arc<ThreadShared>) -> Self {
@@ -114,12 +114,13 @@ impl ThreadCursor {
 
     /// Whether hooks have counted all samples of the session.
     pub fn is_counted(&self) -> bool {
-        self.session.has_seen_all() || self.thread.span().is_none()
+        let (ring, from) = (&self.session.ring, self.session.from());
+        ring.as_ref().is_none_or(|ring| ring.position() == from) || self.thread.span().is_none()
     }
 
     /// Whether the session may end although hooks have not counted all of its samples.
     pub fn may_be_uncounted(&self) -> bool {
-        self.uncounted().count() < MOST_UNCOUNTED
+        self.uncounted().count() < MAX_UNCOUNTED
     }
 
     /// The ended sessions whose samples its hooks have not all counted.
@@ -151,11 +152,9 @@ impl ThreadCursor {
         let from = self.session.from();
         let states_positions = self.session.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
         match states_positions {
-            true => self
-                .drained
-                .saturating_sub(from)
-                .checked_div(self.session.sample_size())
-                .unwrap_or(0),
+            true => {
+                self.drained.saturating_sub(from).checked_div(self.session.sample_size).unwrap_or(0)
+            }
             // Counted one by one, as the thread does.
             false if from == self.counted_from => self.counted,
             false => 0,
@@ -177,18 +176,18 @@ impl ThreadCursor {
         let (switches, until) =
             switches_between(self.switched, self.switches().map_or(0, |ring| ring.head()));
         self.switched = until;
-        Cost::new(std::mem::take(&mut self.uncharged), switches, self.session.period_ns())
+        Cost::new(std::mem::take(&mut self.uncharged), switches, self.session.rate.period_ns)
     }
 
     /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
     /// blocked. That of a timer wakes the collector.
     pub fn fill_time(&self, is_blocked: bool) -> Option<Duration> {
         let ring = self.session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
-        let whole = (ring.data_size() as u64).checked_div(self.session.sample_size())?;
+        let whole = (ring.data_size() as u64).checked_div(self.session.sample_size)?;
         // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
         // sample is lost. Earlier scans are not worth their wake-ups.
         let samples = if is_blocked { whole + 1 } else { (whole / 2).max(1) };
-        Some(Duration::from_nanos(samples.saturating_mul(self.session.period_ns())))
+        Some(Duration::from_nanos(samples.saturating_mul(self.session.rate.period_ns)))
     }
 
     /// What `read` finds in the newest sample of its ring: when it was taken, and the words of its stack.

@@ -115,7 +115,7 @@ impl Reader {
 }
 
 /// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
-const MOST_PERIODS: u64 = 16;
+const MAX_PERIODS: u64 = 16;
 
 /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
 /// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
@@ -135,5 +135,5 @@ fn usual_ns(period_ns: u64) -> u64 {
 
 /// The most CPU time that a sample represents.
 pub(super) fn max_sample_ns(period_ns: u64) -> u64 {
-    MOST_PERIODS.saturating_mul(usual_ns(period_ns))
+    MAX_PERIODS.saturating_mul(usual_ns(period_ns))
 }

@@ -30,7 +30,7 @@ impl ThreadCursor {
             if open.is_in_hook && !is_over && position_of(&ring, place) >= open.from {
                 // Read again once the hook has published where the thread continues.
                 end = place.position;
-                reader.unwinder.leave_samples();
+                reader.unwinder.has_left = true;
                 break;
             }
             samples.extend(matches!(record, Ok(Record::Sample(_))).then_some(place));
@@ -38,12 +38,12 @@ impl ThreadCursor {
         let switching = self.switching(&ring, &samples, reader);
         let [weight_ns, weight_switching_ns] =
             self.weights(&ring, samples.len() as u64, switching.len() as u64);
-        sink.begin(self.thread.tid(), samples.len(), max_sample_ns(self.session.period_ns()));
+        sink.begin(self.thread.tid(), samples.len(), max_sample_ns(self.session.rate.period_ns));
         for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
-                    self.drained = position + self.session.sample_size();
+                    self.drained = position + self.session.sample_size;
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
                     let span = owner(&mut self.intervals, open, position);
@@ -88,7 +88,7 @@ impl ThreadCursor {
 
     /// What each of the samples represents, and each of the `switching` ones.
     fn weights(&mut self, ring: &SampleRing, samples: u64, switching: u64) -> [u64; 2] {
-        let period_ns = self.session.period_ns();
+        let period_ns = self.session.rate.period_ns;
         if ring.timer().is_some() || samples == 0 {
             return [period_ns; 2];
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use super::quota::{Quota, Share};
 use super::rate::Rate;
 use super::record::Machine;
 use super::session::SamplingSession;
-use super::shares::{Share, Taken};
 use super::switches::SwitchRing;
 use crate::sys::{
     self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
@@ -18,15 +18,15 @@ use crate::sys::{
 pub(super) struct Perf {
     request: SampleRequest,
     /// The number of files open for threads.
-    files: Taken,
+    files: Quota,
     files_per_thread: u64,
     /// The bytes of locked memory of all rings.
-    locked_bytes: Taken,
+    locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
     pub(super) refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
-    kept_on: Mutex<Option<PerfEvent>>,
+    kept_alive: Mutex<Option<PerfEvent>>,
     pub(super) has_hardware: bool,
 }
 
@@ -63,12 +63,12 @@ impl Perf {
         let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
         Self {
             request,
-            files: Taken::default(),
+            files: Quota::default(),
             files_per_thread,
-            locked_bytes: Taken::default(),
+            locked_bytes: Quota::default(),
             refused,
             is_full: AtomicBool::new(false),
-            kept_on: Mutex::new(None),
+            kept_alive: Mutex::new(None),
             has_hardware,
         }
     }
@@ -97,15 +97,15 @@ impl Perf {
 
     /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
     /// thread more expensive.
-    pub(super) fn keep_on(&self) {
+    pub(super) fn keep_alive(&self) {
         if self.refused.is_none() {
-            *self.kept_on.lock() = sys::keep_perf_on().ok();
+            *self.kept_alive.lock() = sys::open_keep_alive().ok();
         }
     }
 
     /// Closes that event: no more events will be opened.
     pub(super) fn end(&self) {
-        *self.kept_on.lock() = None;
+        *self.kept_alive.lock() = None;
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.

@@ -176,7 +176,6 @@ impl Machine {
 /// A sample. Its stack is not copied out of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSample<'a, B: ?Sized> {
-    /// The kernel's id of the thread.
     /// The kernel's ids of the process and the thread.
     pub(crate) pid: u32,
     pub(crate) tid: u32,
@@ -227,11 +226,7 @@ pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordP
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
-/// Reads the sample at `place`.
-///
-/// # Errors
-///
-/// If the record's lengths contradict each other, or if it has no user registers.
+/// Fails if the record's lengths contradict each other, or if it has no user registers.
 pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
     bytes: &B,
     place: RecordPlace,

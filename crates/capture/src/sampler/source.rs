@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
-use super::hooks::{AttachThreads, Begun};
+use super::hooks::{AttachThreads, ThreadSetup};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
-use super::silence::Silences;
+use super::silence::NoSamplesWatch;
 use super::thread::ThreadShared;
 use super::thread_counters::ThreadCounters;
 use super::thread_source::ThreadSampler;
@@ -89,7 +89,7 @@ struct Shared {
     is_traced: AtomicBool,
     /// Why a thread was not sampled, in words, once that has happened.
     unsampled: Mutex<Option<String>>,
-    silences: Silences,
+    no_samples: NoSamplesWatch,
     is_over: Mutex<bool>,
     /// No more threads are attached at present.
     is_paused: AtomicBool,
@@ -127,7 +127,7 @@ impl Sampler {
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            silences: Silences::new(in_user_code),
+            no_samples: NoSamplesWatch::new(in_user_code),
             is_over: Mutex::new(false),
             is_paused: AtomicBool::new(false),
             counters,
@@ -171,8 +171,7 @@ impl Sampler {
         self.0.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
-    /// Describes the source as it was found at the start, its limits and how to lift them, in one line. The flag is true
-    /// if it is less than was requested.
+    /// The flag is true if it is less than was requested.
     pub fn describe(&self) -> (String, bool) {
         describe(&self.0.probed, self.0.periods)
     }
@@ -184,7 +183,7 @@ impl Sampler {
 
     /// Whether a source was found to give no samples.
     pub fn is_silent(&self) -> bool {
-        self.0.silences.is_any()
+        self.0.no_samples.is_any()
     }
 
     /// Checks whether the sources give samples at all. `attached` are the threads that are sampled now.
@@ -192,7 +191,7 @@ impl Sampler {
         &self,
         attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
     ) {
-        self.0.silences.check(attached, |by_perf, ran| {
+        self.0.no_samples.check(attached, |by_perf, ran| {
             let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
             self.0.counters.silent_ns.store(ran_ns, Ordering::Relaxed);
             self.note_loss();
@@ -221,7 +220,7 @@ impl Sampler {
     /// Signals of timers were no samples.
     pub fn note_missed_signals(&self) {
         self.note_loss();
-        self.0.silences.note_signal();
+        self.0.no_samples.note_signal();
     }
 
     /// Notices at that time whether there was a loss since the last call.
@@ -230,9 +229,9 @@ impl Sampler {
     }
 
     /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.
-    pub fn keep_on(&self) {
+    pub fn keep_alive(&self) {
         if let Some(perf) = &self.0.probed.perf {
-            perf.keep_on();
+            perf.keep_alive();
         }
     }
 
@@ -305,7 +304,7 @@ impl Sampler {
         if session.ring.is_none() {
             return;
         }
-        self.0.silences.note_ended(session);
+        self.0.no_samples.note_ended(session);
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -315,7 +314,7 @@ impl Sampler {
     }
 
     pub fn has_timers(&self) -> bool {
-        self.timers().is_some_and(Timers::are_in_use)
+        self.timers().is_some_and(|timers| !timers.taken.is_none())
     }
 
     /// Opens the rings of that thread, inactive until started.
@@ -455,7 +454,7 @@ impl Sampler {
 }
 
 impl AttachThreads for Sampler {
-    fn begin(&self) -> Begun {
+    fn begin(&self) -> ThreadSetup {
         // The thread's seccomp filters may differ from those of the thread that built the layer.
         sys::read_filters();
         let counters = &self.0.counters;
@@ -498,7 +497,7 @@ impl AttachThreads for Sampler {
             self.0.waker.wake_soon();
             (thread, first)
         });
-        Begun { sampled, source }
+        ThreadSetup { sampled, source }
     }
 
     fn attach(&self, thread: &ThreadShared) {

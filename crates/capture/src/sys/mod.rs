@@ -42,9 +42,9 @@ mod platform;
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
 pub use allocator::{
-    ProfilingAllocator, SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample,
-    counts_allocations, end_counting, forget_counting, is_in_use, is_uncounted, sample_allocations,
-    track_blocks,
+    ProfilingAllocator, SampledAllocation, SuspendCounting, allocated_here, begin_counting,
+    can_sample, counts_allocations, end_counting, forget_counting, is_in_use, is_uncounted,
+    sample_allocations, track_blocks,
 };
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
@@ -72,7 +72,7 @@ pub use platform::{
 pub(crate) use platform::{
     HardwareCounters, PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring,
     current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
-    keep_perf_on, loaded_modules, locked_memory_limit, module_loads, note_claimed_signals,
+    loaded_modules, locked_memory_limit, module_loads, note_claimed_signals, open_keep_alive,
     open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
     program_memory, signal_of_timers, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
     try_thread_usage, unblock_timers,
@@ -90,8 +90,8 @@ pub(crate) use types::{
     ThreadStack,
 };
 pub use types::{
-    Blocked, Call, FilteredSyscall, MOST_STACK_COPIED, MappedFile, NoFile, OsThread, Schedstat,
-    Tag, ThreadStat, WhyRefused,
+    Blocked, Call, FilteredSyscall, MAX_STACK_COPIED, MappedFile, NoFile, OsThread, Schedstat, Tag,
+    ThreadStat, WhyRefused,
 };
 pub use usage::{Allocations, Usage};
 pub use words::{WORDS, fork_generation};

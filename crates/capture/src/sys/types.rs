@@ -27,7 +27,7 @@ pub(crate) struct SampleRequest {
 pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
 
 /// The most bytes of a stack that are copied for a sample: what fits into one perf record.
-pub const MOST_STACK_COPIED: u32 = 65_448;
+pub const MAX_STACK_COPIED: u32 = 65_448;
 
 /// A thread's own stack.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -170,7 +170,7 @@ stubs! {
             loads: ModuleLoads::default(), modules: Vec::new(), listed: 0, has_files: true
         };
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
-    fn keep_perf_on() -> Result<PerfEvent, WhyRefused> = refused();
+    fn open_keep_alive() -> Result<PerfEvent, WhyRefused> = refused();
     fn memory_file() -> io::Result<File> = unsupported();
     fn tick_source() -> TickSource = TickSource::Raw;
     fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");

@@ -26,7 +26,7 @@ pub(crate) enum FrameRule {
     Missing,
 }
 
-const MOST_OPERATIONS: u32 = 1_000;
+const MAX_OPERATIONS: u32 = 1_000;
 
 impl FrameRule {
     /// Framehop follows rows that refer to the stack pointer, or to the frame pointer with the usual prologue.
@@ -71,7 +71,7 @@ pub(super) fn follow(
     };
     let mut evaluate = |expression: &gimli::UnwindExpression<usize>, cfa: Option<u64>| {
         let mut evaluation = expression.get(frames).ok()?.evaluation(encoding);
-        evaluation.set_max_iterations(MOST_OPERATIONS);
+        evaluation.set_max_iterations(MAX_OPERATIONS);
         if let Some(cfa) = cfa {
             evaluation.set_initial_value(cfa);
         }

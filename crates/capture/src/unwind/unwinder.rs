@@ -17,7 +17,7 @@ use super::places::{BeforeNext, CodePlace, Places};
 use super::rules::{self, FrameRule};
 use super::signal;
 use super::tables::TableBytes;
-use crate::sys::{ANY_STACK, MOST_STACK_COPIED, Registers, read_own_memory};
+use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,13 +57,13 @@ pub struct Unwinder<M: ArchUnwinder = Native> {
     context: gimli::UnwindContext<usize>,
     listing: ModuleListing,
     /// Some samples of this reading are left to be read next time.
-    has_left: bool,
+    pub(crate) has_left: bool,
     /// The own stack of the thread that is unwound next, if it is known.
     pub own_stack: Range<u64>,
 }
 
 /// A library can be loaded or unloaded while the list is read.
-const MOST_TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -94,7 +94,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Updates the list of libraries after one was loaded or unloaded; cheap if there was no change.
     pub fn refresh(&mut self) {
         self.places.forget_changing();
-        for _ in 0..MOST_TRIES {
+        for _ in 0..MAX_TRIES {
             let Some(changed) = self.listing.read() else { return };
             self.update(&changed);
             // What was only loaded is listed next time.
@@ -114,11 +114,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.has_left = false;
         self.listing.begin_reading();
         self.modules.begin_reading();
-    }
-
-    /// Some samples are left to be read next time.
-    pub fn leave_samples(&mut self) {
-        self.has_left = true;
     }
 
     /// It has ended: samples that are read from now on were taken after it began, unless some were left.
@@ -400,7 +395,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 pub(super) fn end_beyond(own_stack: &Range<u64>, bottom: u64, at: u64) -> UnwindEnd {
     let is_same = own_stack.contains(&at) == own_stack.contains(&bottom);
     match at.checked_sub(bottom) {
-        Some(distance) if is_same && distance < u64::from(MOST_STACK_COPIED) => UnwindEnd::Cut,
+        Some(distance) if is_same && distance < u64::from(MAX_STACK_COPIED) => UnwindEnd::Cut,
         None if is_same => UnwindEnd::Lost,
         _ if read_own_memory(at..at.saturating_add(1)).is_err() => UnwindEnd::Lost,
         _ if is_same => UnwindEnd::TooFar,

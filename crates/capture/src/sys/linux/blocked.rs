@@ -1,11 +1,10 @@
 //! Inspects a blocked thread from another thread, without affecting it.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::modules::{read_by_system_call, read_own_memory};
 use super::own_files::KernelFile;
@@ -26,14 +25,11 @@ pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
 /// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
 pub fn owner_of_lock(call: Call) -> Option<u32> {
     let Call::PlainFutex(lock) = call else { return None };
-    mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner))
-}
-
-/// The state of a mutex of glibc, its depth, its owner, the number of its users, and its kind.
-fn mutex_at(lock: u64) -> Option<[u32; 5]> {
     let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
     let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
-    Some([words.next()?, words.next()?, words.next()?, words.next()?, words.next()?])
+    // The state of the mutex, its depth, its owner, the number of its users, and its kind.
+    let words = [words.next()?, words.next()?, words.next()?, words.next()?, words.next()?];
+    owner_of(words).filter(|owner| is_own_thread(*owner))
 }
 
 /// The owner, if it is a mutex of glibc for which a thread waits. Locks of others have other words there.
@@ -85,8 +81,18 @@ fn read(tid: u32, file: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Fails where `/proc` is that of another PID namespace, which knows threads by other ids.
 fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
-    Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
+    static IS_OWN: AtomicBool = AtomicBool::new(false);
+    if !IS_OWN.load(Ordering::Relaxed)
+        && let Ok(own) = fs::read_link("/proc/thread-self")
+    {
+        if !own.ends_with(current_tid().to_string()) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        IS_OWN.store(true, Ordering::Relaxed);
+    }
+    Ok(format!("/proc/self/task/{tid}/{file}").into())
 }
 
 pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
@@ -110,66 +116,20 @@ fn schedstat_in(text: &str) -> Option<Schedstat> {
     Some(Schedstat { cpu_ns, run_delay_ns, runs })
 }
 
-/// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
-/// is another one.
-fn id_in_proc(tid: u32) -> io::Result<u32> {
-    thread_local! {
-        /// It has the ids of this process' own namespace, as nearly always. That stays so.
-        static IS_OWN: Cell<bool> = const { Cell::new(false) };
-        /// By the ids in this process' own namespace.
-        static KNOWN: RefCell<BTreeMap<u32, u32>> = const { RefCell::new(BTreeMap::new()) };
-    }
-    if IS_OWN.get() {
-        return Ok(tid);
-    }
-    let own = fs::read_link("/proc/thread-self").ok();
-    let own = own.as_deref().and_then(|own| own.file_name()?.to_str()?.parse().ok());
-    if own.is_none_or(|own: u32| own == current_tid()) {
-        // Without /proc it is not known yet.
-        IS_OWN.set(own.is_some());
-        return Ok(tid);
-    }
-    KNOWN.with_borrow_mut(|known| {
-        let outer = known.get(&tid).copied();
-        if let Some(outer) = outer.filter(|outer| id_in_namespace(*outer) == Some(tid)) {
-            return Ok(outer);
-        }
-        let all = fs::read_dir("/proc/self/task")?.filter_map(|task| {
-            let outer = task.ok()?.file_name().to_str()?.parse().ok()?;
-            Some((id_in_namespace(outer)?, outer))
-        });
-        *known = all.collect();
-        known.get(&tid).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
-    })
-}
-
-/// The id in its own PID namespace of a thread that `/proc` knows by another one.
-fn id_in_namespace(outer: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/self/task/{outer}/status")).ok()?;
-    // From the namespace of `/proc` to the innermost one.
-    field(&status, "NSpid:")?.split_ascii_whitespace().last()?.parse().ok()
-}
-
-/// The threads of this process, by their ids in its own PID namespace.
+/// The ids of this process' threads.
 pub fn own_threads() -> io::Result<Vec<u32>> {
-    const MOST_LISTS: usize = 16;
-    let list = || -> io::Result<Vec<u32>> {
-        let tasks = fs::read_dir("/proc/self/task")?;
-        Ok(tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect())
-    };
-    let (own, mut threads) = (current_tid(), list()?);
-    if id_in_proc(own).ok() != Some(own) {
-        // `/proc` is that of another namespace.
-        return Ok(threads.into_iter().filter_map(id_in_namespace).collect());
-    }
+    const MAX_LISTS: usize = 16;
+    let own = current_tid();
     // If the thread at which the kernel stands has just ended, it goes on by number, and the list can lack others.
-    for _ in 1..MOST_LISTS {
+    for _ in 0..MAX_LISTS {
+        let tasks = fs::read_dir("/proc/self/task")?;
+        let ids = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        let threads: Vec<u32> = ids.collect();
         if threads.contains(&own) {
-            break;
+            return Ok(threads);
         }
-        threads = list()?;
     }
-    Ok(threads)
+    Err(io::ErrorKind::NotFound.into())
 }
 
 /// A thread of this process, with its name; without one if that cannot be read.
@@ -339,7 +299,7 @@ pub(super) fn cpu_clock_of(tid: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::super::ring::{RingMemory, page_size};
     use super::*;
@@ -420,13 +380,6 @@ mod tests {
         assert_eq!(stat_in(7, stat.as_bytes()).unwrap().user_ns, Some(3_210_000_000));
         assert_eq!(stat_in(7, b"7 (a) S 1 7").unwrap().user_ns, None);
         assert!(stat_of(current_tid()).unwrap().user_ns.is_some());
-    }
-
-    #[test]
-    fn a_thread_knows_its_own_id_in_its_namespace() {
-        let own = current_tid();
-        assert_eq!(id_in_namespace(own), Some(own));
-        assert_eq!(id_in_proc(own).unwrap(), own);
     }
 
     #[test]

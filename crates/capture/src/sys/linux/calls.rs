@@ -118,7 +118,7 @@ const BEGINNING: usize = u32::MAX as usize;
 /// handler of the program runs in it.
 const MAX_TIME: Duration = Duration::from_secs(1);
 /// How often its end is polled at least, as the machine may have stood still in that time; and how long that may take.
-const LEAST_POLLS: u32 = 1_000;
+const MIN_POLLS: u32 = 1_000;
 const MAX_POLLING: Duration = Duration::from_secs(5);
 
 /// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
@@ -161,7 +161,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
         match ended {
             Some(0)
                 if start.elapsed() < MAX_TIME
-                    || polls < LEAST_POLLS && start.elapsed() < MAX_POLLING =>
+                    || polls < MIN_POLLS && start.elapsed() < MAX_POLLING =>
             {
                 polls += 1;
                 std::thread::sleep(Duration::from_micros(50));

@@ -126,7 +126,7 @@ pub(super) struct OtherFile {
 }
 
 /// More files than a program has loaded beside those that its loader lists.
-const MOST_OTHERS: usize = 1_024;
+const MAX_OTHERS: usize = 1_024;
 
 /// Finds which files are mapped where modules are.
 pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> {
@@ -169,7 +169,7 @@ pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> 
             && mapping.is_executable
             && mapping.identity == identity
             && found.others.last().is_none_or(|other| other.base != base)
-            && found.others.len() < MOST_OTHERS
+            && found.others.len() < MAX_OTHERS
             && !is_listed(mapping.addresses.start)
         {
             let addresses = mapping.addresses.clone();

@@ -126,7 +126,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
 /// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
 /// some 10 ms. It undoes this one second after the last event was closed. While this one exists, opening events takes
 /// no such time.
-pub(crate) fn keep_perf_on() -> Result<PerfEvent, WhyRefused> {
+pub(crate) fn open_keep_alive() -> Result<PerfEvent, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.set_exclude_kernel(1);
     attr.set_disabled(1);

@@ -257,7 +257,7 @@ impl Drop for RingMemory {
 /// How much [`RingWriter::read_ahead`] reads, in pieces. A page has no less, and the handler that reads has little stack.
 const PIECE: u64 = 4096;
 const PIECES: usize = 9;
-pub(super) const MOST_READ: u64 = PIECE * (PIECES as u64 - 1);
+pub(super) const MAX_READ: u64 = PIECE * (PIECES as u64 - 1);
 
 /// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
@@ -298,7 +298,7 @@ impl RingWriter<'_> {
     }
 
     /// Copies up to `length` bytes of this process's memory from `from` on to `offset` bytes beyond here, as far as they are
-    /// mapped and [`MOST_READ`] allows. Returns how many. The record must [have room](Self::has_room) for all of them.
+    /// mapped and [`MAX_READ`] allows. Returns how many. The record must [have room](Self::has_room) for all of them.
     pub(super) fn read_ahead(&self, offset: u64, from: u64, length: u64) -> u64 {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut pieces = [nothing; PIECES];
@@ -382,8 +382,6 @@ pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// As above.
-///
 /// # Safety
 ///
 /// As above.
@@ -429,7 +427,7 @@ mod tests {
         [7, 8, 9].into_iter().for_each(|word| writer.word(word));
         writer.publish();
         let from = source.base.as_ptr().wrapping_add(source.page_size).addr() as u64;
-        let expected = MOST_READ.min(source.data_size as u64);
+        let expected = MAX_READ.min(source.data_size as u64);
         let word_at = |position: u64| {
             let mut word = [0; 8];
             ring.copy(position, &mut word);
@@ -439,7 +437,7 @@ mod tests {
             ring.head_word().store(start, Ordering::Release);
             ring.release_to(start);
             let mut writer = ring.writer();
-            let length = writer.read_ahead(16, from, MOST_READ);
+            let length = writer.read_ahead(16, from, MAX_READ);
             assert_eq!(length, expected);
             writer.word(1);
             writer.word(2);

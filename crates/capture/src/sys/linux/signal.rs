@@ -107,17 +107,17 @@ fn claimed() -> u64 {
 }
 
 /// More threads and files are not read.
-const MOST_READ: usize = 4096;
+const MAX_READ: usize = 4096;
 
 fn blocked_masks() -> impl Iterator<Item = u64> {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().take(MOST_READ);
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().take(MAX_READ);
     tasks.flatten().filter_map(|task| {
         mask_in(&std::fs::read_to_string(task.path().join("status")).ok()?, "SigBlk:")
     })
 }
 
 fn signalfd_masks() -> impl Iterator<Item = u64> {
-    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().take(MOST_READ);
+    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().take(MAX_READ);
     let signalfds = files.flatten().filter(|file| {
         let target = std::fs::read_link(file.path()).unwrap_or_default();
         target.as_os_str() == "anon_inode:[signalfd]"

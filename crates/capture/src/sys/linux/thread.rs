@@ -168,7 +168,7 @@ pub(crate) fn thread_stack() -> Option<ThreadStack> {
 /// The addresses of the main thread's stack, including those it can grow to. The kernel puts the name of the program at its
 /// top, and leaves this much below that to it, whatever its limit is.
 fn main_stack() -> Option<Range<u64>> {
-    const LEAST_ROOM: u64 = 128 << 20;
+    const MIN_ROOM: u64 = 128 << 20;
     // SAFETY: reads a value that the kernel gave this process when it started.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
     if name.is_null() {
@@ -178,7 +178,7 @@ fn main_stack() -> Option<Range<u64>> {
     let length = unsafe { libc::strlen(name) };
     let end = (name.addr() + length + 1).next_multiple_of(page_size()) as u64;
     let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
-    Some(end.saturating_sub(limit.min(LEAST_ROOM))..end)
+    Some(end.saturating_sub(limit.min(MIN_ROOM))..end)
 }
 
 /// Sleeps for that time at most, until [`futex_wake`], unless the word has changed since then. It can end at any time.

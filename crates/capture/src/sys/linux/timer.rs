@@ -26,7 +26,7 @@ use super::clock::{create_timer, delete_timer, set_timer};
 use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::ring::{MOST_READ, RingMemory};
+use super::ring::{MAX_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
@@ -398,11 +398,11 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let end = known.map_or(*sp, |stack| stack.end);
     // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
     let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
-    let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
+    let most = if is_any { MAX_READ } else { end.wrapping_sub(*sp) };
     let mut writer = ring.memory.writer();
     let before_stack = 8 * (6 + registers.len() as u64);
     // The next sample fits while the reader is woken.
-    let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MOST_SIZE);
+    let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MAX_SIZE);
     let most_copied = ring.stack_bytes.min(most_size.saturating_sub(before_stack + 24));
     let most = most.min(most_copied) & !7;
     let position = ring.position.load(Ordering::Relaxed);
@@ -448,4 +448,4 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
 
 const LOST_SIZE: u64 = 32;
 /// A record states its size in 16 bits.
-const MOST_SIZE: u64 = 0xfff8;
+const MAX_SIZE: u64 = 0xfff8;
