@@ -82,7 +82,7 @@ impl Control {
             unreached: Arc::default(),
             engine: OnceLock::new(),
             made_in: sys::fork_generation(),
-            made_by: sys::process_id(),
+            made_by: std::process::id(),
             ending: Arc::default(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
@@ -112,7 +112,7 @@ impl Control {
         let switch = Switch { builder, rules, failed: None, is_disabled: false };
         Arc::new(Self {
             made_in: sys::fork_generation(),
-            made_by: sys::process_id(),
+            made_by: std::process::id(),
             ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
@@ -248,7 +248,7 @@ impl Control {
         if !self.is_here() {
             return;
         }
-        let _uncounted = sys::Uncounted::begin();
+        let _uncounted = sys::SuspendCounting::begin();
         let (done, is_done) = channel::bounded(1);
         refresh_interest(self.own_dispatch(), move || _ = done.send(()));
         // A layer could need a lock that the caller holds.

@@ -23,7 +23,7 @@ use crate::publish::{PublishState, RecentlyKept};
 use crate::references::References;
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
@@ -127,7 +127,7 @@ impl Handle {
         if !self.running(Engine::is_heap_tracked).unwrap_or(false) {
             return Err(NoAnswer::HeapNotTracked);
         }
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
         self.ask(|reply| Command::Heap(part, reply))
     }

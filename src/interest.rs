@@ -28,7 +28,7 @@ use crate::control::Control;
 use crate::engine::Engine;
 use crate::refresh::refresh_interest;
 use crate::span::has_deepest;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 thread_local! {
     /// The callsite of which this thread asks what other layers want.
@@ -159,7 +159,7 @@ impl SelfFilter {
         if self.was_asked.load(Ordering::Relaxed)
             && let Some(engine) = filter.filter().0.open_engine()
         {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             let is_only_ours = engine.callsites.may_want(metadata) && !self.others_want(metadata);
             engine.callsites.set_only_ours(metadata, is_only_ours);
         }

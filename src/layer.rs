@@ -27,7 +27,7 @@ use crate::references::CohortHash;
 use crate::span::{
     AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
 };
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 /// A `tracing-subscriber` layer that keeps CPU profiles of the spans that its rules select: slow, failed or hung ones.
 ///
@@ -199,7 +199,7 @@ where
     }
 
     fn on_layer(&mut self, subscriber: &mut S) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         self.control.unreached.note_type(type_name::<S>());
         if !self.filter.on_layer(subscriber) {
             self.control.warn(LogEvent::warning(LogKind::Unfiltered, UNFILTERED));
@@ -264,7 +264,7 @@ where
         if plan.flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             let record = |visit: &mut dyn Visit| attributes.record(visit);
             let values = FieldValues::read(callsite.shown_fields, span.metadata(), record);
             if throw.is_some() {
@@ -302,7 +302,7 @@ where
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             let shown = engine.callsites.shown_fields.of(span.metadata());
             let record = |visit: &mut dyn Visit| values.record(visit);
             let values = FieldValues::read(shown, span.metadata(), record);
@@ -362,7 +362,7 @@ impl Visit for Status {
 
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if field.name() == STATUS_FIELD {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             self.record_str(field, format!("{value:?}").trim_matches('"'));
         }
     }

@@ -24,7 +24,7 @@ use crate::sampler::Sampler;
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::{Spans, spawn_ignored};
 use crate::stats::Counters;
-use crate::sys::{Poller, Uncounted};
+use crate::sys::{Poller, SuspendCounting};
 use crate::threads::{ThreadSettings, Threads};
 use crate::watch::Watchdog;
 
@@ -71,7 +71,7 @@ pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
     let (begins, has_begun) = channel::bounded::<()>(0);
     spawn_ignored("profiling-drain", move || collector.run(begins)).map_err(Error::thread)?;
     // The layer's files are open when this returns.
-    let _uncounted = Uncounted::begin();
+    let _uncounted = SuspendCounting::begin();
     _ = has_begun.recv_timeout(LONGEST_START);
     Ok(engine)
 }

@@ -587,7 +587,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "(top)", 3570),
     (".", "allocations", 254),
     (".", "assemble", 1093),
-    (".", "awaits", 1610),
+    (".", "awaits", 1605),
     (".", "collect", 1111),
     (".", "config", 1100),
     (".", "engine", 996),

@@ -10,7 +10,7 @@ use super::shared::{LayerAwaits, ListedAt};
 use crate::inbox::CopiedSample;
 use crate::span::{RegistryId, Spans, explain_idle, last_long_segment};
 use crate::stats::Counters;
-use crate::sys::{TaskWaker, Uncounted};
+use crate::sys::{SuspendCounting, TaskWaker};
 
 /// An await that has ended, in ticks.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ impl Idle {
     fn note_idle_before(&mut self, awaits: &LayerAwaits, id: u64, now: u64) {
         let Some(idle) = awaits.spans.idle_until(id, now) else { return };
         if self.before.len() == self.before.capacity() {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             self.before.reserve(1);
         }
         self.before.push((id, idle.all));
@@ -148,7 +148,7 @@ impl Idle {
         awaits: &LayerAwaits,
         EndedAwait { since, woken_at, woke, now }: EndedAwait,
     ) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         // That of an earlier await is of no use.
         let waker = record.woken_in.try_lock().and_then(|mut woken_in| woken_in.take());
         let waker = waker.filter(|_| woke.is_some() && woken_at - since >= awaits.sample);

@@ -11,7 +11,7 @@ use crate::span::{
     HandedOver, ObservedPoll, RunningFirst, innermost_span, is_ignored, is_in_span, spans_created,
     take_first_entered,
 };
-use crate::sys::{TaskWaker, Uncounted};
+use crate::sys::{SuspendCounting, TaskWaker};
 
 /// Observes one future, in which it is kept.
 #[derive(Debug, Default)]
@@ -90,7 +90,7 @@ impl Observed {
         }
         let running_first = self.handed_over.take().and_then(begin_to_run);
         let waker = self.waker.get_or_insert_with(|| {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             TaskWaker::new(FutureRecord::default())
         });
         self.idle.end_await(&waker.observer);
@@ -146,7 +146,7 @@ impl Observed {
     fn end(&mut self) -> bool {
         let Some(waker) = self.waker.take() else { return false };
         // Declared before what is dropped here, so that it is freed for no span.
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let (waker, mut idle) = (waker, std::mem::take(&mut self.idle));
         // Not in the child of a fork, where locks may be held forever.
         let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {

@@ -18,7 +18,7 @@ use crate::inbox::{CopiedSample, HeapUse, KindWeight};
 use crate::profile::SampleKind;
 use crate::span::{InnermostSpan, OtherSpan, SpanKey, innermost_span};
 use crate::stats::Counters;
-use crate::sys::{self, LiveStack, TaskWaker, Uncounted, WakerObserver};
+use crate::sys::{LiveStack, SuspendCounting, TaskWaker, WakerObserver, waker_vtable};
 
 /// The part of a future's state that its wakers and the collector use.
 #[derive(Debug, Default)]
@@ -108,12 +108,7 @@ pub(super) fn await_sample(
     CopiedSample { span, amounts, largest, stacks, branch, after, woken_in, behind, heap }
 }
 
-pub(super) static VTABLE: RawWakerVTable = RawWakerVTable::new(
-    sys::clone_waker::<FutureRecord>,
-    sys::wake::<FutureRecord>,
-    sys::wake_by_ref::<FutureRecord>,
-    sys::drop_waker::<FutureRecord>,
-);
+pub(super) static VTABLE: RawWakerVTable = waker_vtable::<FutureRecord>();
 
 impl WakerObserver for FutureRecord {
     fn vtable() -> &'static RawWakerVTable {
@@ -177,7 +172,7 @@ impl FutureRecord {
 
     /// A leaf has cloned the waker, or woken it, in the poll.
     fn note_leaf(&self, stack: Option<&LiveStack>, is_only: bool, tag: u8) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         // A leaf that clones again still has its clone from before.
         let is_again = self.is_taken_back.load(Ordering::Relaxed);
         if is_again {

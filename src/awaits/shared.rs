@@ -16,7 +16,7 @@ use crate::layers::Layers;
 use crate::span::{InnermostSpan, Spans};
 use crate::stats::Counters;
 use crate::sys::{
-    LiveStack, STRIPES, Stripe, Striped, TaskWaker, Uncounted, WORDS, Waker, own_stripe,
+    LiveStack, STRIPES, Stripe, Striped, SuspendCounting, TaskWaker, WORDS, Waker, own_stripe,
 };
 
 /// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
@@ -243,13 +243,13 @@ impl LayerAwaits {
         let Some(list) = self.pending.get(part) else {
             return ListedAt { part, index: usize::MAX };
         };
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let index = list.lock().add(Arc::downgrade(waker));
         ListedAt { part, index }
     }
 
     pub(super) fn remove_future(&self, ListedAt { part, index }: ListedAt) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         _ = self.pending.get(part).map(|list| list.lock().remove(index));
     }
 

@@ -58,7 +58,7 @@ impl Collector {
     pub(crate) fn run(mut self, begins: Sender<()>) {
         let run = || {
             _ = self.intake.own_cpu.lap();
-            self.intake.source.keep_on();
+            self.intake.source.keep_alive();
             self.watchdog.throttling.read(self.intake.now_ns(), true, std::iter::empty());
             self.watchdog.begin(self.intake.now_ns());
             self.log_findings();

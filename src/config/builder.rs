@@ -15,7 +15,7 @@ use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::references::{ALL_CPU, ReferenceLimits};
 use crate::sampler::{Periods, Source, SourceSettings};
-use crate::sys::MOST_STACK_COPIED;
+use crate::sys::MAX_STACK_COPIED;
 use crate::threads::Timing;
 
 /// Builds a [`ProfilingLayer`](crate::ProfilingLayer) with settings other than the defaults.
@@ -81,7 +81,7 @@ pub(super) struct SamplingSettings {
 
 /// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
 const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
-pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MOST_STACK_COPIED;
+pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MAX_STACK_COPIED;
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);

@@ -15,7 +15,7 @@ use crate::profile::{Profile, ThreadDump};
 use crate::publish::{ANSWERED_WITHIN, FlushRequest, FlushResult, OpenSpan, PendingReplies, Reply};
 use crate::sinks::HeapPart;
 use crate::span::is_ignored;
-use crate::sys::{self, Uncounted};
+use crate::sys::{self, SuspendCounting};
 
 #[derive(Debug)]
 pub(crate) enum Command {
@@ -70,7 +70,7 @@ impl Commands {
 impl Engine {
     /// Asks the collector, and waits for the answer.
     pub(crate) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let (reply, wait) = self.commands.questions.ask().ok_or(NoAnswer::Late)?;
         // A question that cannot be sent is dropped, which ends the wait.
         self.send(question(reply));
@@ -79,7 +79,7 @@ impl Engine {
 
     /// Exports and reports what has been kept so far.
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let asked = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers);
         let (done, wait) = asked?;
         if is_ignored() {
@@ -103,7 +103,7 @@ impl Engine {
     /// The same as [`flush`](Self::flush) with that deadline, then reports what is lost and stops everything. Waits for
     /// that until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> FlushResult {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         if is_ignored() {
             self.shutdown_later();
             return Err(FlushError::OwnThread);
@@ -135,7 +135,7 @@ impl Engine {
             }
             ProfileKind::Cpu | ProfileKind::Wall => {}
         }
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let running = self.commands.process.begin().ok_or(ProfileError::Busy)?;
         let asked = self.commands.questions.ask().ok_or(ProfileError::NoAnswer);
         let (reply, answer) = asked?;
@@ -156,7 +156,7 @@ impl Engine {
         if !self.is_running() {
             return false;
         }
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let sent = self.commands.to_collector.send(command).is_ok();
         self.waker.wake();
         sent

@@ -40,7 +40,7 @@ use crate::span::{
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
 };
 use crate::stats::{Counters, Stats};
-use crate::sys::{self, Striped, Uncounted, Waker};
+use crate::sys::{self, Striped, SuspendCounting, Waker};
 use crate::text::beginning;
 
 /// Finds the OpenTelemetry span of a closing span, or of one around it that was entered.
@@ -175,7 +175,7 @@ impl Engine {
     /// Chooses the plan of an open span again, because values were recorded.
     #[cold]
     pub(crate) fn record_values(&self, id: RegistryId, record: impl FnOnce(&mut dyn Visit)) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let mut is_chosen = false;
         let is_first = self.spans.replan(id, |before, bits| {
             let (callsite, bits) = self.callsites.choose_again(before, bits, record)?;
@@ -199,7 +199,7 @@ impl Engine {
     pub(crate) fn close(&self, id: RegistryId, reach: FindOtel<'_>) {
         let (mut must_notify, mut is_reference) = (false, false);
         let may_wake = self.spans.close(id, |closing| {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             let verdict = self.judge(closing, reach);
             (must_notify, is_reference) = (verdict.must_notify, closing.represents().is_some());
             verdict

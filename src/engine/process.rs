@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::publish::Reply;
 use crate::span::{SpanKey, SpanSnapshot};
 use crate::stats::Counters;
-use crate::sys::{Uncounted, Waker};
+use crate::sys::{SuspendCounting, Waker};
 
 /// The shown fields of a local root, with their values.
 pub(crate) type RootFields = Vec<(&'static str, String)>;
@@ -109,7 +109,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
     pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         self.answer.recv_deadline(self.deadline).map_err(|error| match error {
             RecvTimeoutError::Timeout => ProfileError::NoAnswer,
             RecvTimeoutError::Disconnected => ProfileError::Ended,

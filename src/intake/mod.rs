@@ -11,10 +11,10 @@ use copied::CopiedBudgets;
 pub(crate) use copied::new_sample;
 
 use crate::budget::passed;
-use crate::drain::{Loss, Reader, Sample, Sink, most_of_a_sample};
+use crate::drain::{Loss, Reader, Sample, Sink};
 use crate::profile::SampleKind;
 use crate::sampler::{Sampler, ThreadShared};
-use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, StackEntry, WantedBy};
+use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, WantedBy};
 use crate::span::{ChildClose, SpanEvent, SpanInfo, SpanKey, Spans};
 use crate::stats::Counters;
 use crate::sys::{self, Clock};
@@ -95,15 +95,8 @@ impl Intake {
         self.clock().raw_ns(self.clock().now())
     }
 
-    /// Updates the list of libraries, if stacks may be unwound soon, and forgets those that nothing refers to: neither what
-    /// is stored nor the stacks of `waiting` threads.
-    pub(crate) fn begin_reading(
-        &mut self,
-        waiting: impl Iterator<Item = StackEntry>,
-        may_unwind: bool,
-    ) {
-        let in_use = waiting.chain(self.sinks.entries());
-        self.reader.unwinder.forget_modules(in_use.filter_map(StackEntry::code));
+    /// Updates the list of libraries, if stacks may be unwound soon.
+    pub(crate) fn begin_reading(&mut self, may_unwind: bool) {
         if may_unwind {
             self.reader.unwinder.refresh();
         }
@@ -211,7 +204,6 @@ impl Intake {
         self.reader.unwinder.own_stack = ThreadShared::own_stack(thread);
         (stack.end, stack.inferred_from) =
             self.reader.unwinder.unwind_blocked(pc, sp, word, most_frames, frames);
-        self.reader.unwinder.own_stack = sys::ANY_STACK;
     }
 }
 
@@ -231,10 +223,10 @@ pub(crate) struct SampleSink<'a> {
 }
 
 impl Sink for SampleSink<'_> {
-    fn begin(&mut self, tid: u32, samples: usize, period_ns: u64) {
+    fn begin(&mut self, tid: u32, samples: usize, max_ns: u64) {
         let is_any = samples > 0 && self.sinks.continuous.is_some();
         let ran_ns = is_any.then(|| self.clocks.ran_ns(tid)).flatten();
-        let share_ns = |ran_ns| share_of(ran_ns, samples, most_of_a_sample(period_ns));
+        let share_ns = |ran_ns| share_of(ran_ns, samples, max_ns);
         self.continuous_ns = ran_ns.and_then(share_ns);
     }
 

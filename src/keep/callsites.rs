@@ -26,7 +26,7 @@ use crate::facts::format::nanoseconds;
 use crate::ids::hash_of;
 use crate::span::{HAS_FIELDS, HAS_STATUS, Plan, SHOWS_FIELDS};
 use crate::stats::Counters;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 /// Caches what the rules decide for each callsite.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl Callsites {
         let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
         loop {
             let site = chain.get_or_init(|| {
-                let _uncounted = Uncounted::begin();
+                let _uncounted = SuspendCounting::begin();
                 Box::new(Site {
                     metadata,
                     decided: AtomicU64::new(UNDECIDED),
@@ -314,7 +314,7 @@ impl Callsites {
         callsite: &Callsite,
         record: impl FnOnce(&mut dyn Visit),
     ) -> Option<(&Callsite, u64)> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let choice = callsite.fields.as_ref()?.choose(record)?;
         Some((self.get(choice.number)?, choice.bits))
     }
@@ -396,7 +396,7 @@ impl Callsites {
 
     #[cold]
     fn decide(&self, site: &Site) -> Option<&Callsite> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let mut known = self.known.lock();
         let is_declined = site.is_declined.load(Ordering::Relaxed);
         let number = (!is_declined).then(|| self.compile(site.metadata, &mut known)).flatten();

@@ -10,7 +10,7 @@ use tracing::{Event, Metadata};
 
 use crate::redact::Redaction;
 use crate::span::SpanKey;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 use crate::text::escaped;
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ impl LoggedErrors {
         }
         let error = error();
         let before = place().map(|mut place| place.replace((span, error)));
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         drop(before);
     }
 
@@ -102,7 +102,7 @@ impl Visit for EventText {
 
 impl LoggedError {
     pub(crate) fn of(event: &Event<'_>) -> Self {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let mut text = EventText::default();
         event.record(&mut text);
         let EventText { message: Beginning(message), error: Beginning(error) } = text;

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::keep::SpanNames;
     use crate::redact::Redaction;
-    use crate::sampler::{AttachThreads, Begun, ThreadShared};
+    use crate::sampler::{AttachThreads, ThreadSetup, ThreadShared};
     use crate::span::{OtherSpan, SpanKey, Spans};
     use crate::sys::Clock;
 
@@ -368,7 +368,7 @@ mod tests {
     struct NoThreads;
 
     impl AttachThreads for NoThreads {
-        fn begin(&self) -> Begun {
+        fn begin(&self) -> ThreadSetup {
             panic!("no span is entered")
         }
 

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::script::THREADS;
 use crate::facts::Usage;
 use crate::sampler::{
-    AttachThreads, Begun, Rate, SamplingSession, SwitchRing, ThreadShared, ThreadSource,
+    AttachThreads, Rate, SamplingSession, SwitchRing, ThreadSetup, ThreadShared, ThreadSource,
 };
 use crate::sampler::{Periods, Sampler};
 use crate::sys::{OsThread, PerfRing, SampleRing, WhyRefused};
@@ -161,7 +161,7 @@ impl Thread {
 }
 
 impl AttachThreads for Scripted {
-    fn begin(&self) -> Begun {
+    fn begin(&self) -> ThreadSetup {
         let shared = &*self.0;
         let tid = shared.next_tid.fetch_add(1, Ordering::Relaxed) as u32;
         let first = Arc::new(SamplingSession::none());
@@ -176,7 +176,7 @@ impl AttachThreads for Scripted {
         shared.threads.lock()[number].sampled_thread = Some(Arc::clone(&sampled_thread));
         shared.sampler.add_scripted(Arc::clone(&sampled_thread));
         let source = Box::new(ScriptedThread { number, scripted: self.clone() });
-        Begun { sampled: Some((sampled_thread, first)), source }
+        ThreadSetup { sampled: Some((sampled_thread, first)), source }
     }
 
     fn attach(&self, sampled_thread: &ThreadShared) {

@@ -10,7 +10,7 @@ use super::job::FlushResult;
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
 use crate::span::is_ignored;
-use crate::sys::{self, Uncounted};
+use crate::sys::{self, SuspendCounting};
 
 /// The exporting thread answers at the deadline, with what it could not deliver.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_millis(20);
@@ -39,7 +39,7 @@ impl ShutdownResult {
         if self.made_in != sys::fork_generation() {
             return Err(FlushError::Forked);
         }
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         if is_ignored() && self.answer.get().is_none() {
             return Err(FlushError::OwnThread);
         }

@@ -13,7 +13,7 @@ use crate::keep::{KeptSpan, Reservation};
 use crate::profile::{MappingId, Profile, ThreadDump};
 use crate::references::ClosedReference;
 use crate::span::SpanKey;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 use crate::unwind::Module;
 
 /// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
@@ -114,7 +114,7 @@ const MAX_PENDING: usize = 64;
 impl PendingReplies {
     /// Begins a question, unless there are too many.
     pub(crate) fn ask<T>(&self) -> Option<(Reply<T>, Receiver<T>)> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let (reply, answer) = channel::bounded(1);
         let question = Reply { reply, _open: Arc::clone(&self.0) };
         // With this one and the own.

@@ -438,7 +438,6 @@ fn without(call: FilteredSyscall) -> &'static str {
         FilteredSyscall::ClockGettime => "on-CPU and off-CPU times, the CPU budget",
         FilteredSyscall::Getrusage => "page faults and context switches",
         FilteredSyscall::MemfdCreate => "separate files of debug information",
-        FilteredSyscall::Statfs => "the check of the room in the output directory",
     }
 }
 

@@ -127,14 +127,6 @@ impl Sinks {
     ) {
         self.heap.add(wanted.heap, stack, total, counters);
     }
-
-    /// What the stacks consist of that they hold.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = StackEntry> {
-        let stored = [&self.store.tables.stacks, self.heap.stacks()].into_iter();
-        let of_process = self.process.iter().chain(&self.continuous).chain(&self.wall);
-        let stored = stored.chain(of_process.map(ProcessSamples::stacks));
-        stored.flat_map(StackTree::all_frames)
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! w)`. The account is the middle, with its error. The next read adds to the slot, which may belong to another span by
 //! then, so sums carry a part of their span's key.
 
+use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::race::OnceBox;
@@ -12,7 +13,31 @@ use once_cell::race::OnceBox;
 use super::SpanKey;
 use crate::facts::TimeBreakdown;
 use crate::facts::{Allocations, Usage};
-use crate::sys::{Clock, Uncounted, UsageSums};
+use crate::sys::{Clock, SuspendCounting};
+
+/// Sums of [`Usage`] over threads.
+#[derive(Debug, Default)]
+struct UsageSums([AtomicU64; Usage::COUNTS]);
+
+impl UsageSums {
+    fn add(&self, more: &Usage) {
+        for (sum, more) in self.0.iter().zip(more.counts()) {
+            if more != 0 {
+                sum.fetch_add(more, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn get(&self) -> Usage {
+        let mut sums = self.0.iter();
+        let next = |_| sums.next().map_or(0, |sum| sum.load(Ordering::Relaxed));
+        Usage::from_counts(array::from_fn(next))
+    }
+
+    fn clear(&self) {
+        self.0.iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
+    }
+}
 
 /// The account of an open span, with time that threads have not added to it yet.
 pub(crate) fn with_inside(account: TimeBreakdown, time: InsideTime) -> TimeBreakdown {
@@ -139,7 +164,7 @@ impl Counts {
     }
 
     pub(crate) fn add_usage(&self, more: &Usage) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         self.usage.get_or_init(Box::default).add(more);
     }
 

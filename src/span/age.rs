@@ -15,7 +15,7 @@ use super::slot::{
 use super::{InnermostSpan, RegistryId, SpanKey, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 impl Spans {
     /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
@@ -219,7 +219,7 @@ impl Spans {
         is_detached: bool,
         now: u64,
     ) -> u64 {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         // Few spans are references, and others of the rule need not be sampled.
         let (mut arms_at_enter, mut is_brief) = (false, true);
         let mut note = |slot: &Slot| {
@@ -235,7 +235,7 @@ impl Spans {
             self.for_detached(&state.inside, slot, note);
         }
         for sampled in state.sampled.iter().filter(|_| arms_at_enter) {
-            if is_brief { sampled.note_brief() } else { sampled.note_arms_itself() }
+            if is_brief { sampled.note_brief() } else { sampled.set_attaches_at_enter() }
         }
         if arms_at_enter || std::mem::take(&mut state.is_new) {
             self.arm_self(state, now);

@@ -14,7 +14,7 @@ use super::usage_read::UsageRead;
 use super::{RegistryId, SpanKey};
 use crate::facts::Allocations;
 use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
-use crate::sys::{self, Position, Uncounted, allocated_here};
+use crate::sys::{self, Position, SuspendCounting, allocated_here};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
@@ -497,7 +497,7 @@ impl ThreadState {
         depth: Option<u32>,
     ) {
         if self.depth >= self.segments.len() {
-            let _uncounted = Uncounted::begin();
+            let _uncounted = SuspendCounting::begin();
             self.segments.push(Segment::default());
         }
         if std::thread::panicking() {

@@ -21,7 +21,7 @@ use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
-use crate::sys::{Clock, Uncounted, allocated_here, is_uncounted};
+use crate::sys::{Clock, SuspendCounting, allocated_here, is_uncounted};
 
 /// All open profiled spans of a layer. What each hook reads comes first: the end of the clock, the beginning of the table,
 /// and what is between them.
@@ -342,7 +342,7 @@ impl Spans {
         if is_ignored() {
             return None;
         }
-        let uncounted = Uncounted::begin();
+        let uncounted = SuspendCounting::begin();
         let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
         state.note_allocated(uncounted.before());
         self.counts.lock().add_thread(&state.inside.totals);

@@ -18,9 +18,9 @@ use super::spans::{SpanEvent, SpanInfo};
 use super::usage_read::{SwitchCounts, UsageRead};
 use super::{RegistryId, SpanKey, Spans};
 use crate::facts::Usage;
-use crate::sampler::{Begun, SamplingSession, ThreadSource, Use};
+use crate::sampler::{SamplingSession, ThreadSetup, ThreadSource, ThreadUse};
 use crate::stats::Counters;
-use crate::sys::{Clock, Position, Uncounted};
+use crate::sys::{Clock, Position, SuspendCounting};
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -33,7 +33,7 @@ impl Spans {
     #[cold]
     #[inline(never)]
     pub(super) fn sync_accounts(&self, state: &mut ThreadState, now: u64) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         state.inside.move_sums(&self.table);
         // First: on a new thread, or one that was detached, there is nothing to update.
         if now >= state.deadline && self.scan(state, now) {
@@ -66,7 +66,7 @@ impl Spans {
 
     /// Sets up sampling and clocks of this thread.
     fn begin(&self, state: &mut ThreadState) {
-        let Begun { sampled, source } = self.source.begin();
+        let ThreadSetup { sampled, source } = self.source.begin();
         let (sampled, session) = sampled.unzip();
         if let Some(sampled) = &sampled {
             // The thread publishes its span at the end of the setup.
@@ -117,7 +117,7 @@ impl Spans {
         state.turn = turn;
         state.read.usage = state.read.usage.without_session();
         if let Some((source, session)) = state.source.as_ref().zip(state.session.as_ref()) {
-            source.took_up(session);
+            source.on_session_start(session);
         }
     }
 
@@ -145,7 +145,7 @@ impl Spans {
             return;
         }
         // Records of lost samples are in the ring too; they are much smaller than a sample.
-        let by_size = (moved / session.sample_size()).max(u64::from(moved >= LEAST_SAMPLE));
+        let by_size = (moved / session.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
         let counted = || {
             state.source.as_ref().and_then(|source| source.count_samples(session, state.from, head))
         };
@@ -199,7 +199,7 @@ impl Spans {
     /// Reports `Opened` for a span and its unreported ancestors, the outermost first, so that all ancestors of a
     /// registered span are registered.
     fn report_opened_with_ancestors(&self, slot: &Slot) -> bool {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let mut unreported = Vec::new();
         unreported.extend(slot.id());
         self.for_ancestors(slot, |ancestor| {
@@ -267,7 +267,7 @@ impl Spans {
     fn sync_usage(&self, state: &mut ThreadState, now: u64) {
         let Some(source) = &mut state.source else { return };
         let usage = source.usage(state.session.as_deref());
-        let since = usage.since(&std::mem::replace(&mut state.read.usage, usage));
+        let since = usage.since(std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
         state.read.recorded_ns += since.preempted_ns;
         self.count_usage(state, |segment| {
@@ -487,10 +487,10 @@ impl Spans {
             .sampled
             .as_ref()
             .filter(|_| !is_outdated)
-            .map_or(Use::Over, |one| one.note_used());
+            .map_or(ThreadUse::Over, |one| one.note_used());
         match &state.sampled {
-            Some(_) if used == Use::Used => false,
-            Some(sampled) if used == Use::WasParked => {
+            Some(_) if used == ThreadUse::Used => false,
+            Some(sampled) if used == ThreadUse::WasParked => {
                 state.source.iter().for_each(|source| source.return_to_scans(sampled));
                 false
             }

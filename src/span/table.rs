@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::RegistryId;
 use super::slot::Slot;
-use crate::sys::Uncounted;
+use crate::sys::SuspendCounting;
 
 /// Slots, laid out as the registry lays out its spans.
 ///
@@ -241,7 +241,7 @@ impl SlotTable {
     /// An overflow slot for a span that opens and has no slot in the table.
     #[cold]
     pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         let slot = overflow.claim(id, is_taken_in_table);
@@ -252,7 +252,7 @@ impl SlotTable {
     /// Releases the overflow slot of a closed span.
     #[cold]
     pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         overflow.release(id, slot);
         self.count_overflow(id, overflow.count, -1);
@@ -288,7 +288,7 @@ impl SlotTable {
 
     #[cold]
     fn make(&self, id: RegistryId) -> Option<&Slot> {
-        let _uncounted = Uncounted::begin();
+        let _uncounted = SuspendCounting::begin();
         let (shard, address) = split(id);
         let (page, _) = page(address);
         // On the heap from the start: the thread's stack may be small.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::facts::{TimeBreakdown, Usage};
 use crate::sampler::{
-    AttachThreads, Begun, Rate, RunDelay, SamplingSession, ThreadShared, ThreadSource,
+    AttachThreads, Rate, RunDelay, SamplingSession, ThreadSetup, ThreadShared, ThreadSource,
 };
 use crate::stats::Counters;
 use crate::sys::{Clock, OsThread, SampleRing, WhyRefused};
@@ -38,7 +38,7 @@ struct Script {
 }
 
 impl AttachThreads for Script {
-    fn begin(&self) -> Begun {
+    fn begin(&self) -> ThreadSetup {
         let first = Arc::new(SamplingSession::none());
         let sampled = Arc::new(ThreadShared::new(
             OsThread::new(1, b""),
@@ -47,7 +47,7 @@ impl AttachThreads for Script {
             Arc::clone(&first),
         ));
         self.threads.lock().push(Arc::clone(&sampled));
-        Begun { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
+        ThreadSetup { sampled: Some((sampled, first)), source: Box::new(self.clone()) }
     }
 
     fn attach(&self, sampled: &ThreadShared) {

@@ -1,7 +1,8 @@
 //! Names of the kernel's functions, if `/proc/kallsyms` shows their addresses.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,7 @@ impl KernelNames {
             return;
         }
         // The next read may succeed.
-        let read = || sys::kernel_symbols().and_then(KernelTable::parse).ok();
+        let read = || kernel_symbols().and_then(KernelTable::parse).ok();
         self.table = self.table.take().filter(is_good).or_else(read);
         let Some(table) = &self.table else { return };
         let name = |address| Some((address, table.function(address)?.to_owned()));
@@ -54,6 +55,11 @@ impl KernelNames {
     pub(super) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, KernelTable::bytes)
     }
+}
+
+/// The kernel's functions and their addresses, as documented in proc_kallsyms(5).
+fn kernel_symbols() -> io::Result<impl BufRead> {
+    Ok(BufReader::with_capacity(1 << 16, File::open("/proc/kallsyms")?))
 }
 
 /// The content of `/proc/kallsyms`. (Its format: proc_kallsyms(5), and nm(1) for the types.)
@@ -185,7 +191,7 @@ mod tests {
 
     #[test]
     fn names_functions_if_the_system_shows_their_addresses() {
-        let Ok(lines) = sys::kernel_symbols() else { return };
+        let Ok(lines) = kernel_symbols() else { return };
         let mut lines = lines.lines().map(Result::unwrap);
         let Some(line) = lines.find(|line| line.ends_with(" T schedule")) else { return };
         let (address, name) = line.split_once(" T ").unwrap();

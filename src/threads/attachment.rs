@@ -205,7 +205,7 @@ impl SampledThread {
     pub(crate) fn go_to_next_session(&mut self) {
         if self.cursor.go_to_next_session() {
             let session = &self.cursor.session;
-            self.attachment.needs_perf |= session.wants_timer() && session.has_switch_records();
+            self.attachment.needs_perf |= session.rate.by_timer && session.has_switch_records();
             let is_brief = self.cursor.thread.take_brief();
             self.attachment.note_attached(is_brief);
         }
@@ -229,7 +229,7 @@ impl SampledThread {
         let own = attachment.demand.filter(|demand| demand.why == Why::Process);
         self.cursor.thread.set_rate(own.unwrap_or(slow_span).rate);
         let last = attachment.wanted.max(attachment.attached);
-        let own = self.cursor.thread.arms_itself().then_some(attachment.timing.own_linger);
+        let own = self.cursor.thread.attaches_at_enter().then_some(attachment.timing.own_linger);
         let own = own.filter(|_| !attachment.is_brief);
         let linger = own.unwrap_or(attachment.linger);
         if let Some(Demand { rate, why }) = attachment.demand {
@@ -317,7 +317,7 @@ impl SampledThread {
     /// to record that wait.
     fn has_other_rate(&self, Rate { period_ns, by_timer }: Rate) -> bool {
         let session = &self.cursor.session;
-        let now_ns = session.period_ns();
+        let now_ns = session.rate.period_ns;
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && session.has_switch_records()
             || !by_timer && self.has_timer_for_switches();
@@ -330,13 +330,13 @@ impl SampledThread {
     fn is_enough(&mut self, why: Why, rate: Rate) -> bool {
         why == Why::Process
             && !rate.by_timer
-            && self.cursor.session.period_ns() < rate.period_ns
+            && self.cursor.session.rate.period_ns < rate.period_ns
             && self.attachment.budgets.of(why).is_full()
     }
 
     /// Whether it is sampled by a timer although perf is possible, because it is switched so often.
     fn has_timer_for_switches(&self) -> bool {
-        self.cursor.session.wants_timer() && !self.cursor.session.has_switch_records()
+        self.cursor.session.rate.by_timer && !self.cursor.session.has_switch_records()
     }
 
     /// Samples of its timer had no callers.

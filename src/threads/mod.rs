@@ -170,7 +170,7 @@ impl Threads {
         least_age: u64,
     ) -> (HashSet<SpanKey>, bool) {
         let may_unwind = self.has_any() || self.sampled.has_parked();
-        intake.begin_reading(self.waiting().flat_map(|wait| wait.stack.entries()), may_unwind);
+        intake.begin_reading(may_unwind);
         // All samples that were taken before are read, also those of threads that came in the meantime.
         let has_new = self.take_new(intake);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that

@@ -90,7 +90,7 @@ impl DerefMut for SampledThreads {
 mod tests {
     use super::super::attachment::Timing;
     use super::*;
-    use crate::sampler::{Rate, SamplingSession, Use};
+    use crate::sampler::{Rate, SamplingSession, ThreadUse};
     use crate::sys::{OsThread, WhyRefused};
 
     const SECOND: u64 = 1_000;
@@ -124,16 +124,16 @@ mod tests {
         assert_eq!(park(&mut all, SECOND), (3, 0));
         assert!(three.iter().all(|thread| thread.is_parked()));
         // One is used between the two scans, and one after them.
-        assert_eq!(three[1].note_used(), Use::WasParked);
+        assert_eq!(three[1].note_used(), ThreadUse::WasParked);
         three[1].set_times(SECOND, crate::sampler::NEVER);
         assert_eq!(park(&mut all, SECOND), (1, 2));
         assert!(all.bring_back(&three[1..2]), "it was not parked in the end");
         assert_eq!((all.active.len(), all.parked.len()), (1, 2));
-        assert_eq!(three[2].note_used(), Use::WasParked);
-        assert_eq!(three[2].note_used(), Use::Used);
+        assert_eq!(three[2].note_used(), ThreadUse::WasParked);
+        assert_eq!(three[2].note_used(), ThreadUse::Used);
         assert!(all.bring_back(&three[2..]));
         assert_eq!((all.active.len(), all.parked.len()), (2, 1));
-        assert_eq!(three[0].note_used(), Use::WasParked);
+        assert_eq!(three[0].note_used(), ThreadUse::WasParked);
         all.bring_all_back();
         assert_eq!((all.active.len(), all.parked.len()), (3, 0));
     }
@@ -161,7 +161,7 @@ mod tests {
         let mut all = threads(&[Arc::clone(&in_span), Arc::clone(&in_hook)]);
         assert_eq!(park(&mut all, 9 * SECOND), (2, 0));
         assert_eq!(park(&mut all, 9 * SECOND), (2, 0));
-        assert_eq!((in_span.note_used(), in_hook.note_used()), (Use::Used, Use::Used));
+        assert_eq!((in_span.note_used(), in_hook.note_used()), (ThreadUse::Used, ThreadUse::Used));
     }
 
     #[test]
@@ -177,6 +177,6 @@ mod tests {
         assert!(!all.sweep(later, Duration::from_secs(60)));
         assert!(all.sweep(later + Duration::from_secs(60), Duration::from_secs(60)));
         assert_eq!((all.active.len(), all.parked.len()), (2, 0));
-        assert!(two.iter().all(|thread| thread.is_over() && thread.note_used() == Use::Over));
+        assert!(two.iter().all(|thread| thread.is_over() && thread.note_used() == ThreadUse::Over));
     }
 }

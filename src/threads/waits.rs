@@ -17,7 +17,7 @@ use crate::sampler::{SHORT_NS, SwitchRing, ThreadShared};
 use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, StackLeaf};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, OsThread};
+use crate::sys::{self, Blocked, OsThread, ThreadStat};
 use crate::unwind::UnwindEnd;
 
 /// The scan interval while a thread is in a profiled span and not known to be blocked. All waits longer than this and
@@ -116,9 +116,7 @@ fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
         io::ErrorKind::PermissionDenied => {
             ": the program has changed its user, has file capabilities, or is not dumpable"
         }
-        io::ErrorKind::NotFound => {
-            ": is /proc mounted, that of this process' PID namespace or of one around it?"
-        }
+        io::ErrorKind::NotFound => ": is /proc mounted, and that of this process' PID namespace?",
         _ => "",
     };
     let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
@@ -480,7 +478,8 @@ impl WaitingThread {
 }
 
 fn is_blocked(tid: u32) -> bool {
-    sys::blocked(tid).map_or_else(|_| sys::is_blocked(tid) == Some(true), |found| found.is_some())
+    let by_stat = |_| sys::stat_of(tid).is_ok_and(ThreadStat::is_blocked);
+    sys::blocked(tid).map_or_else(by_stat, |found| found.is_some())
 }
 
 fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
@@ -548,7 +547,9 @@ fn capture(
             // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
             let is_blocked = match proof {
                 Proof::Switches(_) => Some(true),
-                Proof::Cpu(..) => sys::is_blocked(cursor.thread.tid()),
+                Proof::Cpu(..) => {
+                    sys::stat_of(cursor.thread.tid()).ok().map(ThreadStat::is_blocked)
+                }
             };
             scanner.captures.note_unseen(&error, is_blocked);
             if is_blocked != Some(true) {

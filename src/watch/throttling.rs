@@ -1,10 +1,10 @@
 //! For how long the control group of the process was throttled while a span was open.
 
 use std::collections::VecDeque;
+use std::fs;
 
 use crate::facts::ThrottlingUnknown;
 use crate::host::{ControlGroup, cpu_group_in};
-use crate::sys;
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
@@ -82,9 +82,9 @@ impl Throttling {
     }
 
     fn check(&mut self, now_ns: u64, must_search: bool, threads: impl Iterator<Item = u32>) {
-        let groups = sys::control_groups_of(sys::process_id()).unwrap_or_default();
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let is_other = |tid| {
-            let of_thread = sys::control_groups_of(tid);
+            let of_thread = fs::read_to_string(format!("/proc/self/task/{tid}/cgroup"));
             of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
         };
         if threads.take(MAX_THREADS).any(is_other) {
@@ -168,6 +168,7 @@ impl Unchanged {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys;
 
     const MS: u64 = 1_000_000;
 

@@ -26,7 +26,6 @@ impl CpuBudget {
         Self { thousandths, most_ns, left_ns: most_ns, refilled_ns: 0 }
     }
 
-    /// What is left at `now_ns`.
     pub fn left_ns(&mut self, now_ns: u64) -> i64 {
         let more_ns = self.earned_ns(now_ns.saturating_sub(self.refilled_ns));
         if more_ns > 0 {
@@ -41,7 +40,6 @@ impl CpuBudget {
         passed_ns.saturating_mul(self.thousandths) / 1_000
     }
 
-    /// Whether any budget is left at `now_ns`.
     pub fn has_budget(&mut self, now_ns: u64) -> bool {
         self.left_ns(now_ns) > 0
     }

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
-use crate::sampler::ThreadCounters;
-use crate::sampler::{Periods, Sampler, Source, SourceSettings};
+use crate::sampler::{Periods, Sampler, Source, SourceSettings, ThreadCounters};
 use crate::sys::{self, Clock, Poller};
 use crate::unwind::ModuleAddress;
 
@@ -66,7 +65,7 @@ impl Profiler {
         if sampler.is_refused() {
             return Err(io::Error::other(sampler.describe().0));
         }
-        sampler.keep_on();
+        sampler.keep_alive();
         let mut threads = ProcessThreads::default();
         threads.set(Why::Process, Some(periods));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -40,7 +40,7 @@ pub struct ThreadCursor {
 }
 
 /// How many ended sessions may have samples that hooks have not counted.
-const MOST_UNCOUNTED: usize = 16;
+const MAX_UNCOUNTED: usize = 16;
 
 impl ThreadCursor {
     pub fn new(thread: Arc<ThreadShared>) -> Self {
@@ -64,7 +64,6 @@ impl ThreadCursor {
         self.session.ring.is_some()
     }
 
-    /// The ring with the context switches, if there is one.
     pub fn switches(&self) -> Option<&SwitchRing> {
         self.session.switches.as_deref()
     }
@@ -109,19 +108,19 @@ impl ThreadCursor {
         self.ended.drain(..).map(|(session, _)| session).chain([last])
     }
 
-    /// Whether all of the session was read.
     pub fn is_drained(&self) -> bool {
         self.session.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
     }
 
     /// Whether hooks have counted all samples of the session.
     pub fn is_counted(&self) -> bool {
-        self.session.has_seen_all() || self.thread.span().is_none()
+        let (ring, from) = (&self.session.ring, self.session.from());
+        ring.as_ref().is_none_or(|ring| ring.position() == from) || self.thread.span().is_none()
     }
 
     /// Whether the session may end although hooks have not counted all of its samples.
     pub fn may_be_uncounted(&self) -> bool {
-        self.uncounted().count() < MOST_UNCOUNTED
+        self.uncounted().count() < MAX_UNCOUNTED
     }
 
     /// The ended sessions whose samples its hooks have not all counted.
@@ -129,7 +128,6 @@ impl ThreadCursor {
         self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(session, _)| &**session)
     }
 
-    /// Drops the sessions that the thread no longer refers to.
     pub fn drop_ended(&mut self) {
         self.ended.retain(|(session, _)| Arc::strong_count(session) > 1);
     }
@@ -154,11 +152,9 @@ impl ThreadCursor {
         let from = self.session.from();
         let states_positions = self.session.ring.as_ref().is_none_or(|ring| ring.timer().is_some());
         match states_positions {
-            true => self
-                .drained
-                .saturating_sub(from)
-                .checked_div(self.session.sample_size())
-                .unwrap_or(0),
+            true => {
+                self.drained.saturating_sub(from).checked_div(self.session.sample_size).unwrap_or(0)
+            }
             // Counted one by one, as the thread does.
             false if from == self.counted_from => self.counted,
             false => 0,
@@ -172,28 +168,26 @@ impl ThreadCursor {
         before.sum::<u64>() + self.session.sampled_ns(cpu_ns)
     }
 
-    /// Stops sampling the thread for now.
     pub fn pause(&self) {
         self.session.pause(sys::cpu_ns_of(self.thread.tid()).unwrap_or(0));
     }
 
-    /// What sampling the thread has cost since the last call.
     pub fn take_cost(&mut self) -> Cost {
         let (switches, until) =
             switches_between(self.switched, self.switches().map_or(0, |ring| ring.head()));
         self.switched = until;
-        Cost::new(std::mem::take(&mut self.uncharged), switches, self.session.period_ns())
+        Cost::new(std::mem::take(&mut self.uncharged), switches, self.session.rate.period_ns)
     }
 
     /// How long until half of its ring is full if the thread runs all the time, or all of it if the thread is
     /// blocked. That of a timer wakes the collector.
     pub fn fill_time(&self, is_blocked: bool) -> Option<Duration> {
         let ring = self.session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
-        let whole = (ring.data_size() as u64).checked_div(self.session.sample_size())?;
+        let whole = (ring.data_size() as u64).checked_div(self.session.sample_size)?;
         // The ring of a blocked thread is empty, and a scan notices that the thread continues before more than one
         // sample is lost. Earlier scans are not worth their wake-ups.
         let samples = if is_blocked { whole + 1 } else { (whole / 2).max(1) };
-        Some(Duration::from_nanos(samples.saturating_mul(self.session.period_ns())))
+        Some(Duration::from_nanos(samples.saturating_mul(self.session.rate.period_ns)))
     }
 
     /// What `read` finds in the newest sample of its ring: when it was taken, and the words of its stack.
@@ -210,7 +204,6 @@ impl ThreadCursor {
         Some(read(sample.time_ns, &mut sample.stack.iter()))
     }
 
-    /// Whether half of its ring is full.
     pub fn is_half_full(&self) -> bool {
         self.session.ring.as_ref().is_some_and(|ring| {
             let used = ring.head().saturating_sub(ring.tail());

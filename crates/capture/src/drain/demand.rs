@@ -60,14 +60,13 @@ impl Frequency {
     }
 }
 
-/// What sampling has cost the program.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     pub samples_ns: u64,
     pub switches_ns: u64,
 }
 
-const A_SAMPLE_NS: u64 = 30_000;
+const SAMPLE_COST_NS: u64 = 30_000;
 
 impl Cost {
     /// Of `samples`, and of `switches` while perf sampled with `period_ns`.
@@ -75,7 +74,7 @@ impl Cost {
         const TICK_NS: u64 = 4_000_000;
         // More if the kernel must program a timer for less than a tick.
         let a_switch_ns = if period_ns < TICK_NS { 9_500 } else { 1_300 };
-        Self { samples_ns: samples * A_SAMPLE_NS, switches_ns: switches * a_switch_ns }
+        Self { samples_ns: samples * SAMPLE_COST_NS, switches_ns: switches * a_switch_ns }
     }
 }
 
@@ -88,13 +87,13 @@ pub struct SamplingBudget {
     frequency: Frequency,
 }
 
-const MOST_NS: i64 = 2_000 * A_SAMPLE_NS as i64;
+const MAX_NS: i64 = 2_000 * SAMPLE_COST_NS as i64;
 /// Of a processor.
 const THOUSANDTHS: u64 = 3;
 
 impl SamplingBudget {
     pub fn new(processors: usize) -> Self {
-        let most_ns = MOST_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
+        let most_ns = MAX_NS.saturating_mul(i64::try_from(processors).unwrap_or(i64::MAX));
         let left = CpuBudget::of_thousandths(THOUSANDTHS * processors as u64, most_ns);
         Self { left, frequency: Frequency::Full }
     }
@@ -120,7 +119,6 @@ impl SamplingBudget {
         self.frequency
     }
 
-    /// Whether threads are sampled at the full rate now.
     pub fn is_full(&self) -> bool {
         self.frequency == Frequency::Full
     }

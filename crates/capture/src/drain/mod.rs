@@ -9,4 +9,4 @@ mod records;
 pub use cursor::ThreadCursor;
 pub use demand::{Cost, Demand, DemandBudgets, Why};
 pub use process::ProcessThreads;
-pub use reader::{Loss, Of, Reader, Sample, Sink, most_of_a_sample};
+pub use reader::{Loss, Reader, Sample, Sink};

@@ -16,25 +16,23 @@ use crate::sys;
 /// The threads of the process are listed this often, or less if that would take more than one part in [`SHARE`] of a core,
 /// or twice that where rounds come more often: they search from half of the interval on.
 /// Threads are listed often, since what one runs before it is found has no samples.
-const SOONEST: Duration = Duration::from_millis(10);
-const LATEST: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
 /// While the process is profiled continuously, each search that finds no new thread doubles the time until the next one,
 /// and searches take less, in the same way.
 const SHARE_CONTINUOUSLY: u32 = 500;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
-const MOST_ATTACHING: Duration = Duration::from_millis(5);
+const MAX_ATTACHING: Duration = Duration::from_millis(5);
 /// Each thread without hooks has rings of some 300 KiB while it is sampled. Further ones are not.
-const MOST_OTHERS: usize = 1_024;
+const MAX_OTHERS: usize = 1_024;
 /// The CPU budget for attaching threads, beside that for slow spans: some 1,000 at once.
 const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
 const ATTACHING_CONTINUOUSLY: CpuBudget = CpuBudget::new(1, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
-const A_THREAD_NS: u64 = 150_000;
-/// The pause before another attempt to attach a thread. Others may have released resources by then. Each further one is
-/// twice as long, up to some minutes.
-const RETRY: Duration = Duration::from_secs(1);
-const MOST_DOUBLED: u32 = 8;
+const ATTACH_COST_NS: u64 = 150_000;
+/// The pause before another attempt to attach a thread. Others may have released resources by then.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The demands of profiles of the process, while they are made, and the sampling of threads that have met no hook, or none
 /// for a while.
@@ -60,8 +58,8 @@ struct OtherThread {
     cursor: ThreadCursor,
     /// Whether its name was read again.
     is_named: bool,
-    /// When attaching it last failed, and how often it did.
-    failed: Option<(Instant, u32)>,
+    /// When attaching it last failed.
+    failed: Option<Instant>,
     /// Who pays.
     why: Why,
     /// No longer sampled; given back once it is drained.
@@ -77,7 +75,7 @@ impl Default for ProcessThreads {
             active: HashSet::new(),
             cpu_ns: HashMap::new(),
             searched: None,
-            interval: SOONEST,
+            interval: MIN_INTERVAL,
             attaching: ATTACHING,
         }
     }
@@ -108,7 +106,7 @@ impl ProcessThreads {
                 ..Self::default()
             };
         }
-        self.interval = SOONEST;
+        self.interval = MIN_INTERVAL;
         self.attaching = match self.requested {
             Some(_) => ATTACHING,
             None => ATTACHING_CONTINUOUSLY,
@@ -170,7 +168,7 @@ impl ProcessThreads {
         let of_search = self.demand().map(|_| self.until_search());
         let others = self.others.values().filter(|other| !other.is_ending);
         let fill_times = others.filter_map(|other| other.cursor.fill_time(false));
-        let of_rings = fill_times.min().map(|soonest| soonest.max(SOONEST / 10));
+        let of_rings = fill_times.min().map(|soonest| soonest.max(MIN_INTERVAL / 10));
         of_search.into_iter().chain(of_rings).min()
     }
 
@@ -230,8 +228,8 @@ impl ProcessThreads {
         let listing = listing.map_or_else(|| start.elapsed(), Duration::from_nanos);
         let begun = Instant::now();
         for (ran_ns, tid) in have_run {
-            let is_full = self.others.len() >= MOST_OTHERS && !self.others.contains_key(&tid);
-            if is_full || begun.elapsed() > MOST_ATTACHING || !self.attaching.has_budget(now_ns) {
+            let is_full = self.others.len() >= MAX_OTHERS && !self.others.contains_key(&tid);
+            if is_full || begun.elapsed() > MAX_ATTACHING || !self.attaching.has_budget(now_ns) {
                 source.counters().attach_deferred.fetch_add(1, Ordering::Relaxed);
                 // The next search attaches it even if it does not run until then.
                 cpu_ns.insert(tid, self.cpu_ns.get(&tid).copied().unwrap_or(0));
@@ -241,25 +239,26 @@ impl ProcessThreads {
             let new = || OtherThread::new(tid, (why, rate));
             let other = self.others.entry(tid).or_insert_with(new);
             has_found |= other.attach(ran_ns, source);
-            self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(A_THREAD_NS));
+            self.attaching.spend(passed(before, sys::thread_cpu_ns()).unwrap_or(ATTACH_COST_NS));
         }
         self.cpu_ns = cpu_ns;
         self.searched = Some(Instant::now());
         let (share, soonest) = match why {
             // The first one attaches no thread.
-            _ if is_first => (0, SOONEST),
-            Why::Continuous if has_found => (SHARE_CONTINUOUSLY, SOONEST),
+            _ if is_first => (0, MIN_INTERVAL),
+            Why::Continuous if has_found => (SHARE_CONTINUOUSLY, MIN_INTERVAL),
             Why::Continuous => (SHARE_CONTINUOUSLY, 2 * self.interval),
-            _ => (SHARE, SOONEST),
+            _ => (SHARE, MIN_INTERVAL),
         };
-        self.interval = (listing * share).max(soonest).min(LATEST);
+        self.interval = (listing * share).max(soonest).min(MAX_INTERVAL);
         has_new
     }
 
     /// Threads could not be listed: all in `hooked` may have run, and what is known of others stays. Returns whether any is
     /// new.
     fn note_unlisted(&mut self, hooked: &HashSet<u32>) -> bool {
-        (self.searched, self.interval) = (Some(Instant::now()), (2 * self.interval).min(LATEST));
+        (self.searched, self.interval) =
+            (Some(Instant::now()), (2 * self.interval).min(MAX_INTERVAL));
         let before = self.active.len();
         self.active.extend(hooked);
         self.active.len() > before
@@ -327,11 +326,10 @@ impl OtherThread {
         }
         source.attach(&self.cursor.thread);
         let is_attached = self.cursor.go_to_next_session();
-        let tries = self.failed.map_or(0, |(_, tries)| tries + 1);
-        self.failed = (!is_attached).then(|| (Instant::now(), tries));
+        self.failed = (!is_attached).then(Instant::now);
         // It may have waited for its turn for long.
         let most_ns = match self.why {
-            Why::Continuous => LATEST.as_nanos() as u64,
+            Why::Continuous => MAX_INTERVAL.as_nanos() as u64,
             _ => u64::MAX,
         };
         self.cursor.unsampled_ns = ran_ns.min(most_ns) + lost_at_end(&self.cursor.session);
@@ -350,11 +348,8 @@ impl OtherThread {
         }
     }
 
-    /// Whether it is to be attached, once more.
     fn may_retry(&self, now: Instant) -> bool {
-        let is_late = |(failed, tries): (Instant, u32)| {
-            now.saturating_duration_since(failed) > RETRY * (1 << tries.min(MOST_DOUBLED))
-        };
+        let is_late = |failed| now.saturating_duration_since(failed) > RETRY;
         !self.is_ending && self.failed.is_some_and(is_late)
     }
 
@@ -370,7 +365,7 @@ impl OtherThread {
 fn lost_at_end(session: &SamplingSession) -> u64 {
     let between_ns = if session.has_switch_records() {
         // The first period is a whole one.
-        session.period_ns()
+        session.rate.period_ns
     } else {
         // The first period is random, but a signal waits for the kernel's tick.
         sys::tick_ns().unwrap_or(0)
@@ -391,8 +386,8 @@ mod tests {
         assert_eq!([(); 2].map(|()| threads.note_unlisted(&hooked)), [true, false]);
         assert!([1, 2].iter().all(|tid| threads.demand_of(*tid, false).is_some()));
         assert_eq!(threads.cpu_ns, HashMap::from([(3, 70)]));
-        assert_eq!(threads.interval, 4 * SOONEST);
+        assert_eq!(threads.interval, 4 * MIN_INTERVAL);
         (0..20).for_each(|_| _ = threads.note_unlisted(&hooked));
-        assert_eq!(threads.interval, LATEST);
+        assert_eq!(threads.interval, MAX_INTERVAL);
     }
 }

@@ -37,8 +37,8 @@ pub enum Loss {
 
 /// Takes samples.
 pub trait Sink {
-    /// That many samples of a thread follow, which was sampled with that period.
-    fn begin(&mut self, _tid: u32, _samples: usize, _period_ns: u64) {}
+    /// That many samples of a thread follow, each of which represents at most that much CPU time.
+    fn begin(&mut self, _tid: u32, _samples: usize, _max_ns: u64) {}
     /// Whether the next sample, with that tag, is of any use: others are not unwound.
     fn wants(&mut self, _tag: Option<Tag>) -> bool {
         true
@@ -49,28 +49,12 @@ pub trait Sink {
     fn lose(&mut self, _loss: Loss) {}
 }
 
-/// What a record is of.
-#[derive(Debug)]
-pub struct Of<'a> {
-    pub tag: Option<Tag>,
-    pub thread: OsThread,
-    pub shared: &'a ThreadShared,
-    /// An interrupt was switching the thread. The functions of the kernel are then left out: the thread has not called
-    /// them.
-    pub is_switching: bool,
-    /// The sampling period of its ring.
-    pub period_ns: u64,
-    /// The CPU time without samples that this one represents, too.
-    pub more_ns: u64,
-}
-
 /// Reads records and unwinds their stacks.
 #[allow(missing_debug_implementations, reason = "the caches of the unwinder have none")]
 pub struct Reader {
     pub unwinder: Unwinder,
     most_frames: usize,
     frames: Vec<ModuleAddress>,
-    /// The kernel's id of this process.
     pid: u32,
 }
 
@@ -79,18 +63,23 @@ const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
 impl Reader {
     pub fn new(most_frames: usize) -> Self {
-        let (unwinder, pid) = (Unwinder::default(), sys::process_id());
-        Self { unwinder, most_frames, frames: Vec::new(), pid }
+        Self {
+            unwinder: Unwinder::default(),
+            most_frames,
+            frames: Vec::new(),
+            pid: std::process::id(),
+        }
     }
 
-    /// Reads a sample, if there is any use for it.
+    /// Reads a sample, if there is any use for it. It represents `more_ns` without samples, too.
     pub(super) fn read(
         &mut self,
         (ring, place): (&SampleRing, RecordPlace),
-        of: Of<'_>,
+        (tag, thread, shared): (Option<Tag>, OsThread, &ThreadShared),
+        (period_ns, more_ns): (u64, u64),
+        is_switching: bool,
         sink: &mut impl Sink,
     ) {
-        let Of { tag, thread, shared, is_switching, period_ns, more_ns } = of;
         if !sink.wants(tag) {
             return;
         }
@@ -109,6 +98,7 @@ impl Reader {
         let frames = &mut self.frames;
         let word = |offset| sample.stack.word(offset);
         let end = self.unwinder.unwind(sample.registers, word, self.most_frames, frames);
+        // If an interrupt was switching the thread, it has not called the functions of the kernel.
         if sample.in_kernel && !is_switching {
             let in_user_code = frames.len();
             let chain = sample.kernel_chain.iter().filter(|address| *address < FIRST_CONTEXT);
@@ -125,14 +115,14 @@ impl Reader {
 }
 
 /// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
-const MOST_PERIODS: u64 = 16;
+const MAX_PERIODS: u64 = 16;
 
 /// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
 /// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
 /// the rest is lost.
 fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
     let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
-    if stated_ns <= most_of_a_sample(period_ns) {
+    if stated_ns <= max_sample_ns(period_ns) {
         return (stated_ns, 0);
     }
     let usual_ns = usual_ns(period_ns);
@@ -144,6 +134,6 @@ fn usual_ns(period_ns: u64) -> u64 {
 }
 
 /// The most CPU time that a sample represents.
-pub fn most_of_a_sample(period_ns: u64) -> u64 {
-    MOST_PERIODS.saturating_mul(usual_ns(period_ns))
+pub(super) fn max_sample_ns(period_ns: u64) -> u64 {
+    MAX_PERIODS.saturating_mul(usual_ns(period_ns))
 }

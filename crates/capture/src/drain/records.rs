@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::cursor::ThreadCursor;
-use super::reader::{Loss, Of, Reader, Sink};
+use super::reader::{Loss, Reader, Sink, max_sample_ns};
 use crate::sampler::record::{Machine, Record, RecordPlace, Records, read_sample, stated_position};
 use crate::sampler::{OpenInterval, TagInterval};
 use crate::sys::{self, SampleRing, Tag};
@@ -30,7 +30,7 @@ impl ThreadCursor {
             if open.is_in_hook && !is_over && position_of(&ring, place) >= open.from {
                 // Read again once the hook has published where the thread continues.
                 end = place.position;
-                reader.unwinder.leave_samples();
+                reader.unwinder.has_left = true;
                 break;
             }
             samples.extend(matches!(record, Ok(Record::Sample(_))).then_some(place));
@@ -38,27 +38,20 @@ impl ThreadCursor {
         let switching = self.switching(&ring, &samples, reader);
         let [weight_ns, weight_switching_ns] =
             self.weights(&ring, samples.len() as u64, switching.len() as u64);
-        sink.begin(self.thread.tid(), samples.len(), self.session.period_ns());
+        sink.begin(self.thread.tid(), samples.len(), max_sample_ns(self.session.rate.period_ns));
         for record in Records::between(&**ring, ring.tail(), end) {
             match record {
                 Ok(Record::Sample(place)) => {
                     let position = position_of(&ring, place);
-                    self.drained = position + self.session.sample_size();
+                    self.drained = position + self.session.sample_size;
                     self.counted += u64::from(position >= self.counted_from);
                     self.uncharged += 1;
                     let span = owner(&mut self.intervals, open, position);
                     let is_switching = switching.contains(&place.position);
                     let weight_ns = if is_switching { weight_switching_ns } else { weight_ns };
                     let more_ns = std::mem::take(&mut self.unsampled_ns);
-                    let of = Of {
-                        tag: span,
-                        thread: self.named,
-                        shared: &self.thread,
-                        is_switching,
-                        period_ns: weight_ns,
-                        more_ns,
-                    };
-                    reader.read((&ring, place), of, sink);
+                    let of = (span, self.named, &*self.thread);
+                    reader.read((&ring, place), of, (weight_ns, more_ns), is_switching, sink);
                     // Makes room for the next sample before this round has read all of them.
                     ring.release_to(place.position + u64::from(place.size));
                 }
@@ -95,7 +88,7 @@ impl ThreadCursor {
 
     /// What each of the samples represents, and each of the `switching` ones.
     fn weights(&mut self, ring: &SampleRing, samples: u64, switching: u64) -> [u64; 2] {
-        let period_ns = self.session.period_ns();
+        let period_ns = self.session.rate.period_ns;
         if ring.timer().is_some() || samples == 0 {
             return [period_ns; 2];
         }

@@ -24,12 +24,12 @@ pub(super) fn describe(probed: &Probed, periods: Periods) -> (String, bool) {
 }
 
 fn describe_source(probed: &Probed, periods: Periods) -> (String, bool) {
-    let of_perf = probed.perf.as_ref().and_then(Perf::refused);
+    let of_perf = probed.perf.as_ref().and_then(|perf| perf.refused);
     if [of_perf, probed.timers_refused].contains(&Some(WhyRefused::OtherSystem)) {
         return (OTHER_SYSTEM.to_owned(), true);
     }
     let perf_refused = match &probed.perf {
-        Some(perf) => match perf.refused() {
+        Some(perf) => match perf.refused {
             None => return (describe_perf(perf, periods), false),
             Some(why) => describe_perf_refusal(why),
         },
@@ -140,7 +140,8 @@ pub(super) fn describe_no_continuous(probed: &Probed) -> Option<String> {
     let why = match &probed.timers {
         Some(timers) => probed.timers_refused.or_else(|| timers.lacking()).map(describe_refusal)?,
         None => {
-            let refused = probed.perf.as_ref().and_then(Perf::refused).map(describe_perf_refusal);
+            let refused =
+                probed.perf.as_ref().and_then(|perf| perf.refused).map(describe_perf_refusal);
             refused.unwrap_or_else(|| "no source was requested".to_owned())
                 + "; set TRACING_PROFILING_SOURCE=auto"
         }
@@ -164,7 +165,7 @@ fn describe_perf(perf: &Perf, periods: Periods) -> String {
         "time in the kernel is a single frame (kernel functions need CAP_PERFMON or \
              kernel.perf_event_paranoid=1)"
     };
-    let hardware = if perf.has_hardware() { "counted" } else { "not available" };
+    let hardware = if perf.has_hardware { "counted" } else { "not available" };
     let rate = describe_rate(periods);
     format!("source perf: {rate}; {kernel}; hardware counters {hardware}")
 }

@@ -5,21 +5,17 @@ use std::sync::Arc;
 
 use super::session::SamplingSession;
 use super::thread::ThreadShared;
-use crate::sys;
-use crate::sys::Usage;
+use crate::sys::{self, Usage};
 
-/// Sets up and attaches threads.
 pub trait AttachThreads: Send + Sync + Debug {
     /// Sets up the calling thread: on its first profiled segment, and again on the first one after its sampling was
     /// ended.
-    fn begin(&self) -> Begun;
-    /// Samples the thread from now on, if it can be sampled and is not sampled yet.
+    fn begin(&self) -> ThreadSetup;
     fn attach(&self, thread: &ThreadShared);
 }
 
-/// A thread that was set up.
 #[derive(Debug)]
-pub struct Begun {
+pub struct ThreadSetup {
     /// The state shared with the collector, with its first session; none if the thread will not be sampled.
     pub sampled: Option<(Arc<ThreadShared>, Arc<SamplingSession>)>,
     pub source: Box<dyn ThreadSource>,
@@ -27,14 +23,12 @@ pub struct Begun {
 
 /// A source on one thread. Only that thread calls it.
 pub trait ThreadSource: Debug {
-    /// The thread has taken up a session.
-    fn took_up(&self, _session: &SamplingSession) {}
+    fn on_session_start(&self, _session: &SamplingSession) {}
     /// The number of samples between two positions. `None` if they cannot be counted; the caller then estimates it from
     /// the minimum sample size.
     fn count_samples(&self, _session: &SamplingSession, _from: u64, _until: u64) -> Option<u64> {
         None
     }
-    /// The thread's CPU clock in nanoseconds.
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }

@@ -11,7 +11,6 @@ pub(super) struct LossTimes {
 }
 
 impl LossTimes {
-    /// A sample was lost, or a thread not sampled.
     pub(super) fn note(&self) {
         self.is_new.store(true, Ordering::Relaxed);
     }

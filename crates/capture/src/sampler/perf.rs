@@ -2,34 +2,32 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::quota::{Quota, Share};
 use super::rate::Rate;
-use super::record::{Machine, Record, Records};
+use super::record::Machine;
 use super::session::SamplingSession;
-use super::shares::{Share, Taken};
 use super::switches::SwitchRing;
 use crate::sys::{
     self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
 };
 
-/// Opens perf events for threads.
 #[derive(Debug)]
 pub(super) struct Perf {
     request: SampleRequest,
     /// The number of files open for threads.
-    files: Taken,
+    files: Quota,
     files_per_thread: u64,
     /// The bytes of locked memory of all rings.
-    locked_bytes: Taken,
+    locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
-    refused: Option<WhyRefused>,
+    pub(super) refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
-    kept_on: Mutex<Option<PerfEvent>>,
-    has_hardware: bool,
+    kept_alive: Mutex<Option<PerfEvent>>,
+    pub(super) has_hardware: bool,
 }
 
 /// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
@@ -47,7 +45,7 @@ impl Perf {
     pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
         let tid = other.unwrap_or_else(sys::current_tid);
         let probe = |request| {
-            sys::open_switch_ring(SWITCH_RING_BYTES, tid, 0)?.start()?;
+            sys::open_switch_ring(SWITCH_RING_BYTES, tid)?.start()?;
             sys::open_sample_ring(request, tid)?.start()
         };
         request.in_kernel = true;
@@ -61,19 +59,16 @@ impl Perf {
             // Other reasons may no longer apply when the first thread is attached.
             _ => None,
         };
-        if refused.is_none() {
-            request.records_ahead_ns = records_ahead_ns().unwrap_or(0);
-        }
         let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
         let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
         Self {
             request,
-            files: Taken::default(),
+            files: Quota::default(),
             files_per_thread,
-            locked_bytes: Taken::default(),
+            locked_bytes: Quota::default(),
             refused,
             is_full: AtomicBool::new(false),
-            kept_on: Mutex::new(None),
+            kept_alive: Mutex::new(None),
             has_hardware,
         }
     }
@@ -91,11 +86,6 @@ impl Perf {
         Ok((open()?, share))
     }
 
-    /// Why no thread can be sampled, if so.
-    pub(super) fn refused(&self) -> Option<WhyRefused> {
-        self.refused
-    }
-
     /// Whether threads can be sampled, and the last one found room within the limits of the process.
     pub(super) fn has_room(&self) -> bool {
         self.refused.is_none() && !self.is_full.load(Ordering::Relaxed)
@@ -105,21 +95,17 @@ impl Perf {
         self.request.in_kernel
     }
 
-    pub(super) fn has_hardware(&self) -> bool {
-        self.has_hardware
-    }
-
     /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
     /// thread more expensive.
-    pub(super) fn keep_on(&self) {
+    pub(super) fn keep_alive(&self) {
         if self.refused.is_none() {
-            *self.kept_on.lock() = sys::keep_perf_on().ok();
+            *self.kept_alive.lock() = sys::open_keep_alive().ok();
         }
     }
 
     /// Closes that event: no more events will be opened.
     pub(super) fn end(&self) {
-        *self.kept_on.lock() = None;
+        *self.kept_alive.lock() = None;
     }
 
     /// Opens the rings of thread `tid`. They are inactive until started.
@@ -144,12 +130,11 @@ impl Perf {
         period_ns: u64,
     ) -> Result<(PerfRing, PerfRing, Vec<Share>), WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };
-        let ahead_ns = request.records_ahead_ns;
         let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
         let files = self.files.take(self.files_per_thread, most_files);
         let files = files.ok_or(WhyRefused::NoFiles)?;
-        let (switches, of_switches) = self
-            .lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid, ahead_ns))?;
+        let (switches, of_switches) =
+            self.lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid))?;
         let (samples, of_samples) = self.open_samples(tid, request)?;
         Ok((samples, switches, vec![files, of_switches, of_samples]))
     }
@@ -171,52 +156,5 @@ impl Perf {
                 opened => return opened,
             }
         }
-    }
-}
-
-/// By how much the clock of perf's records is ahead of this process': in a time namespace it has an offset, and records have
-/// the time of the initial namespace. `None` if that cannot be measured.
-fn records_ahead_ns() -> Option<i64> {
-    let ring = sys::open_switch_ring(SWITCH_RING_BYTES, sys::current_tid(), 0).ok()?;
-    let before = sys::monotonic_raw_ns();
-    ring.start().ok()?;
-    // The thread is switched out and in.
-    std::thread::sleep(Duration::from_nanos(1));
-    ring.pause();
-    let after = sys::monotonic_raw_ns();
-    let times = Records::between(&*ring, 0, ring.head()).filter_map(|record| match record {
-        Ok(Record::SwitchOut { time_ns, .. } | Record::SwitchIn { time_ns }) => Some(time_ns),
-        _ => None,
-    });
-    let times: Vec<_> = times.collect();
-    ahead((*times.first()?, *times.last()?), (before, after))
-}
-
-/// The same, where the records from `first` to `last` were written between `before` and `after` by the own clock. Without a
-/// namespace, it is exact; otherwise that leaves some microseconds.
-fn ahead((first, last): (u64, u64), (before, after): (u64, u64)) -> Option<i64> {
-    let difference = |recorded: u64, own: u64| recorded.wrapping_sub(own).cast_signed();
-    let possible = difference(last, after)..=difference(first, before);
-    // Records must not seem to be older than they are: a wait would begin before its span.
-    let known = if possible.contains(&0) { 0 } else { *possible.start() };
-    (!possible.is_empty()).then_some(known)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_offset_of_records_is_exact_where_there_is_none_and_never_too_large() {
-        const DAY: u64 = 86_400_000_000_000;
-        let own = (1_000, 9_000);
-        assert_eq!(ahead((3_000, 7_000), own), Some(0));
-        let ahead_of = |own| ahead((3_000 + DAY, 7_000 + DAY), own);
-        assert_eq!(ahead_of(own), Some(DAY.cast_signed() - 2_000));
-        assert_eq!(
-            ahead((3_000, 7_000), (1_000 + DAY, 9_000 + DAY)),
-            Some(-DAY.cast_signed() - 2_000)
-        );
-        assert_eq!(ahead((0, 20_000), own), None, "no such records");
     }
 }

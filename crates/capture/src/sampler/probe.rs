@@ -60,7 +60,7 @@ impl Probed {
         });
         let is_traced = source == Source::Auto && sys::is_traced();
         // No signal handler is installed if perf works.
-        let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused().is_some());
+        let needs_timers = perf.as_ref().is_none_or(|perf| perf.refused.is_some());
         let probed = timers.as_ref().zip(other).filter(|_| needs_timers);
         let why = probed.and_then(|(timers, other)| timers.probe(other).err());
         Self {
@@ -80,10 +80,9 @@ impl Probed {
     }
 
     pub(super) fn has_perf(&self) -> bool {
-        self.perf.as_ref().is_some_and(|perf| perf.refused().is_none())
+        self.perf.as_ref().is_some_and(|perf| perf.refused.is_none())
     }
 
-    /// Whether a thread can have a timer.
     pub(super) fn may_have_timers(&self) -> bool {
         self.timers.is_some() && self.timers_refused.is_none()
     }

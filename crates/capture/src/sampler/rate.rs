@@ -16,7 +16,6 @@ impl Rate {
         Self { period_ns, by_timer: false }
     }
 
-    /// Multiplies the time between two samples.
     pub fn slowed(self, times: f64) -> Self {
         Self { period_ns: (self.period_ns as f64 * times.max(1.0)) as u64, ..self }
     }

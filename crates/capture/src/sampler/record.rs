@@ -54,22 +54,15 @@ pub(crate) enum Record {
     /// A sample; read it with [`read_sample`].
     Sample(RecordPlace),
     /// The kernel found the ring full `count` times since the previous record.
-    Lost {
-        /// How many times.
-        count: u64,
-        /// The location of this record.
-        place: RecordPlace,
-    },
+    Lost { count: u64, place: RecordPlace },
     /// The kernel paused sampling because it took too long.
     Throttled,
-    /// The thread was switched out.
     SwitchOut {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
         /// Whether the scheduler preempted the thread; otherwise the thread blocked.
         preempted: bool,
     },
-    /// The thread was switched in.
     SwitchIn {
         /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
         time_ns: u64,
@@ -160,7 +153,6 @@ pub(crate) enum Machine {
 }
 
 impl Machine {
-    /// The architecture this was compiled for.
     pub(crate) const NATIVE: Self =
         if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 
@@ -184,7 +176,6 @@ impl Machine {
 /// A sample. Its stack is not copied out of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSample<'a, B: ?Sized> {
-    /// The kernel's id of the thread.
     /// The kernel's ids of the process and the thread.
     pub(crate) pid: u32,
     pub(crate) tid: u32,
@@ -194,7 +185,6 @@ pub(crate) struct RawSample<'a, B: ?Sized> {
     pub(crate) in_kernel: bool,
     /// Addresses in the kernel, the innermost first.
     pub(crate) kernel_chain: Words<'a, B>,
-    /// The user registers.
     pub(crate) registers: Registers,
     /// The bytes from the stack pointer up.
     pub(crate) stack: Words<'a, B>,
@@ -226,7 +216,6 @@ impl<B: RecordBytes + ?Sized> Words<'_, B> {
         (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
     }
 
-    /// All in turn.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
         (0..self.length / 8).map_while(|number| self.word(8 * number))
     }
@@ -237,11 +226,7 @@ pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordP
     word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
-/// Reads the sample at `place`.
-///
-/// # Errors
-///
-/// If the record's lengths contradict each other, or if it has no user registers.
+/// Fails if the record's lengths contradict each other, or if it has no user registers.
 pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
     bytes: &B,
     place: RecordPlace,

@@ -1,17 +1,15 @@
 //! One session: a period in which a thread is sampled.
 
-use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
+use super::quota::Share;
 use super::rate::Rate;
-use super::shares::Share;
 use super::switches::SwitchRing;
-use crate::sys::Tag;
-use crate::sys::{HardwareCounters, Position, SampleRing, WhyRefused};
+use crate::sys::{HardwareCounters, Position, SampleRing, Tag, WhyRefused};
 
 /// An interval of a thread's ring, and the profiled span that was innermost throughout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,16 +28,14 @@ pub struct TagInterval {
 #[derive(Debug)]
 pub struct SamplingSession {
     from: AtomicU64,
-    /// The one that was asked for.
-    rate: Rate,
+    /// As it was asked for: the CPU time that each sample represents, and whether by a timer although perf is possible.
+    pub rate: Rate,
     intervals: ArrayQueue<TagInterval>,
     /// The minimum by which a sample moves the position that hooks read.
-    sample_size: NonZeroU64,
+    pub sample_size: u64,
     /// The ring with the samples; none if the thread is not sampled.
     pub ring: Option<Arc<SampleRing>>,
-    /// The ring with the context switches.
     pub switches: Option<Arc<SwitchRing>>,
-    /// The hardware counters.
     pub(crate) hardware: Mutex<Option<HardwareCounters>>,
     /// What it takes of the limits of the process.
     shares: Mutex<Vec<Share>>,
@@ -49,14 +45,15 @@ pub struct SamplingSession {
     sampled_before_ns: AtomicU64,
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
-    /// Set when the session has been read completely.
-    rest: OnceLock<Rest>,
-    next: OnceLock<Arc<Self>>,
+    /// Set when the session has been read completely and is released.
+    pub(super) rest: OnceLock<Rest>,
+    /// Set at most once.
+    pub(super) next: OnceLock<Arc<Self>>,
 }
 
 /// What the thread may still have to count of a session that has been read completely.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+pub(super) struct Rest {
     from: u64,
     samples: u64,
 }
@@ -96,31 +93,25 @@ impl RunDelayCell {
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {
-    /// A session without sampling.
     pub fn none() -> Self {
-        Self::with_intervals(None, Rate::of(0), NonZeroU64::MIN, 0)
+        Self::of(None, Rate::of(0), 1, 1)
     }
 
     /// `sample_size` is the minimum by which a sample moves the position that hooks read. `least_record` is the length
     /// of the shortest samples that are frequent.
     pub fn new(ring: Arc<SampleRing>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
-        // A thread writes at most one interval per sample.
-        let samples = ring.data_size() / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
-        let sample_size = NonZeroU64::new(sample_size).unwrap_or(NonZeroU64::MIN);
-        Self::with_intervals(Some(ring), rate, sample_size, samples)
+        Self::of(Some(ring), rate, sample_size, least_record)
     }
 
-    fn with_intervals(
-        ring: Option<Arc<SampleRing>>,
-        rate: Rate,
-        sample_size: NonZeroU64,
-        samples: usize,
-    ) -> Self {
+    fn of(ring: Option<Arc<SampleRing>>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
+        // A thread writes at most one interval per sample.
+        let data_size = ring.as_ref().map_or(0, |ring| ring.data_size());
+        let samples = data_size / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
         Self {
             from: AtomicU64::new(0),
             rate,
             intervals: ArrayQueue::new(2 * samples + SPARE_INTERVALS),
-            sample_size,
+            sample_size: sample_size.max(1),
             ring,
             switches: None,
             hardware: Mutex::new(None),
@@ -156,7 +147,6 @@ impl SamplingSession {
         self.sampled_ns(0)
     }
 
-    /// Adds the ring with the context switches.
     pub fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
         Self { switches, ..self }
     }
@@ -182,11 +172,6 @@ impl SamplingSession {
         self.sampled_before_ns.fetch_add(cpu_ns.saturating_sub(since_ns), Ordering::Release);
     }
 
-    /// Whether the thread's hooks have observed all samples.
-    pub fn has_seen_all(&self) -> bool {
-        self.ring.as_ref().is_none_or(|ring| ring.position() == self.from())
-    }
-
     /// Releases everything except the position that hooks read. The session must have been read completely, and must no
     /// longer sample its thread. `samples` is the number of samples from position `from` on.
     pub(crate) fn retire(&self, from: u64, samples: u64) {
@@ -205,11 +190,6 @@ impl SamplingSession {
         self.ring.as_ref().map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring)))
     }
 
-    /// The minimum by which a sample moves the position.
-    pub fn sample_size(&self) -> u64 {
-        self.sample_size.get()
-    }
-
     /// Whether context switches are recorded: true for perf, false for a timer.
     pub fn has_switch_records(&self) -> bool {
         self.switches.is_some()
@@ -218,16 +198,6 @@ impl SamplingSession {
     /// Where the open interval begins.
     pub fn from(&self) -> u64 {
         self.from.load(Ordering::Acquire)
-    }
-
-    /// The CPU time that each sample represents.
-    pub fn period_ns(&self) -> u64 {
-        self.rate.period_ns
-    }
-
-    /// Whether it was to be a timer, although perf is possible.
-    pub fn wants_timer(&self) -> bool {
-        self.rate.by_timer
     }
 
     /// Closes the open interval at `to` and begins the next one. Only the thread itself may call it. Returns false if
@@ -251,29 +221,17 @@ impl SamplingSession {
         Some(if rest.from == self.from() { rest.samples } else { 0 })
     }
 
-    /// Whether the session has been read completely and released.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.rest.get().is_some()
-    }
-
     /// Whether an interval that is closed now would be stored. Only for the thread itself, the only producer.
     pub fn has_room(&self) -> bool {
         !self.intervals.is_full()
     }
 
-    /// Takes the oldest interval.
     pub fn take_interval(&self) -> Option<TagInterval> {
         self.intervals.pop()
     }
 
-    /// The next session of the thread, if any.
     pub fn next(&self) -> Option<&Arc<Self>> {
         self.next.get()
-    }
-
-    /// Sets the next session. Must be called at most once.
-    pub(crate) fn set_next(&self, next: Arc<Self>) {
-        _ = self.next.set(next);
     }
 }
 

@@ -12,15 +12,15 @@ use crate::sys;
 
 /// Of perf and of timers.
 #[derive(Debug)]
-pub(super) struct Silences {
-    of_each: Mutex<[Silence; 2]>,
+pub(super) struct NoSamplesWatch {
+    of_each: Mutex<[SourceWatch; 2]>,
     is_any: AtomicBool,
 }
 
-impl Silences {
+impl NoSamplesWatch {
     /// Whether perf takes samples in user code only.
     pub(super) fn new(in_user_code: bool) -> Self {
-        let of_each = Mutex::new([Silence::new(in_user_code), Silence::new(false)]);
+        let of_each = Mutex::new([SourceWatch::new(in_user_code), SourceWatch::new(false)]);
         Self { of_each, is_any: AtomicBool::new(false) }
     }
 
@@ -29,17 +29,15 @@ impl Silences {
         self.is_any.load(Ordering::Relaxed)
     }
 
-    /// A signal of a timer has come.
     pub(super) fn note_signal(&self) {
         let [_, timers] = &mut *self.of_each.lock();
-        timers.note_given();
+        timers.note_samples();
     }
 
-    /// A session ends.
     pub(super) fn note_ended(&self, session: &SamplingSession) {
         let [perf, timers] = &mut *self.of_each.lock();
         let silence = if session.has_switch_records() { perf } else { timers };
-        if !silence.has_given {
+        if !silence.has_samples {
             silence.note_ended(session);
         }
     }
@@ -56,7 +54,7 @@ impl Silences {
             let attached = attached.clone().filter(|(_, session)| {
                 session.ring.is_some() && session.has_switch_records() == by_perf
             });
-            if !silence.has_given
+            if !silence.has_samples
                 && let Some(ran) = silence.check(attached)
             {
                 is_any = true;
@@ -68,9 +66,9 @@ impl Silences {
 }
 
 /// The time in which threads ran while a source sampled them, until it has given a sample.
-#[derive(Debug)]
-struct Silence {
-    has_given: bool,
+#[derive(Debug, Default)]
+struct SourceWatch {
+    has_samples: bool,
     /// In sessions that have ended.
     ended_ns: u64,
     longest_period_ns: u64,
@@ -84,23 +82,16 @@ struct Silence {
 const LONG_ENOUGH: Duration = Duration::from_secs(1);
 const PERIODS: u64 = 20;
 
-impl Silence {
+impl SourceWatch {
     fn new(in_user_code: bool) -> Self {
-        Self {
-            has_given: false,
-            ended_ns: 0,
-            longest_period_ns: 0,
-            in_user_code,
-            user_ns: HashMap::new(),
-        }
+        Self { in_user_code, ..Self::default() }
     }
 
-    fn note_given(&mut self) {
-        self.has_given = true;
+    fn note_samples(&mut self) {
+        self.has_samples = true;
         self.user_ns = HashMap::new();
     }
 
-    /// A session of the source ends.
     fn note_ended(&mut self, session: &SamplingSession) {
         self.look_at(session);
         // How much of it was in user code is not known.
@@ -110,10 +101,10 @@ impl Silence {
     }
 
     fn look_at(&mut self, session: &SamplingSession) {
-        if has_record(session) {
-            self.note_given();
+        if session.ring.as_ref().is_some_and(|ring| ring.position() > 0) {
+            self.note_samples();
         }
-        self.longest_period_ns = self.longest_period_ns.max(session.period_ns());
+        self.longest_period_ns = self.longest_period_ns.max(session.rate.period_ns);
     }
 
     /// Returns for how long threads have run in vain, if that is too long. `attached` are the threads that the source samples
@@ -125,7 +116,7 @@ impl Silence {
         let mut ran_ns = self.ended_ns;
         for (thread, session) in attached {
             self.look_at(session);
-            if self.has_given {
+            if self.has_samples {
                 return None;
             }
             ran_ns += self.ran_ns(thread, session).unwrap_or(0);
@@ -140,7 +131,7 @@ impl Silence {
         if !self.in_user_code {
             return Some(session.sampled_ns(sys::cpu_ns_of(tid)?));
         }
-        let user_ns = sys::user_ns_of(tid)?;
+        let user_ns = sys::stat_of(tid).ok()?.user_ns?;
         let session = std::ptr::from_ref(session).addr();
         let (known, since_ns) = self.user_ns.entry(tid).or_insert((session, user_ns));
         if *known != session {
@@ -148,8 +139,4 @@ impl Silence {
         }
         Some(user_ns.saturating_sub(*since_ns))
     }
-}
-
-fn has_record(session: &SamplingSession) -> bool {
-    session.ring.as_ref().is_some_and(|ring| ring.position() > 0)
 }

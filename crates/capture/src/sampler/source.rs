@@ -7,18 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
-use super::hooks::{AttachThreads, Begun};
+use super::hooks::{AttachThreads, ThreadSetup};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
-use super::silence::Silences;
+use super::silence::NoSamplesWatch;
 use super::thread::ThreadShared;
+use super::thread_counters::ThreadCounters;
 use super::thread_source::ThreadSampler;
 use super::timer::Timers;
-use crate::sampler::ThreadCounters;
-use crate::sampler::UnknownName;
 use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
 
 #[cfg(any(test, feature = "_test"))]
@@ -53,6 +52,20 @@ impl FromStr for Source {
     }
 }
 
+/// The error for a name that is not one of a few, or whose feature is off.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected one of {}", known.join(", "))]
+pub struct UnknownName {
+    known: Vec<&'static str>,
+}
+
+impl UnknownName {
+    /// From the names that exist.
+    pub fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
+        Self { known: known.into_iter().collect() }
+    }
+}
+
 /// The settings of the sources.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceSettings {
@@ -62,14 +75,6 @@ pub struct SourceSettings {
     pub stack_bytes: u32,
     /// `None` for the default.
     pub periods: Option<Periods>,
-}
-
-/// Threads on their way to the collector.
-#[derive(Debug, Default)]
-struct ThreadQueues {
-    new: Mutex<Vec<Arc<ThreadShared>>>,
-    /// Those that were parked and are in use again.
-    returned: Mutex<Vec<Arc<ThreadShared>>>,
 }
 
 /// Attaches threads.
@@ -84,7 +89,7 @@ struct Shared {
     is_traced: AtomicBool,
     /// Why a thread was not sampled, in words, once that has happened.
     unsampled: Mutex<Option<String>>,
-    silences: Silences,
+    no_samples: NoSamplesWatch,
     is_over: Mutex<bool>,
     /// No more threads are attached at present.
     is_paused: AtomicBool,
@@ -94,7 +99,9 @@ struct Shared {
     periods: Periods,
     /// The period of new threads.
     first_period_ns: AtomicU64,
-    queues: ThreadQueues,
+    /// Threads on their way to the collector: those that are new, and those that were parked and are in use again.
+    new: Mutex<Vec<Arc<ThreadShared>>>,
+    returned: Mutex<Vec<Arc<ThreadShared>>>,
     /// Replaces both sources in a test.
     #[cfg(any(test, feature = "_test"))]
     scripted: std::sync::OnceLock<Box<dyn AttachThreads>>,
@@ -120,7 +127,7 @@ impl Sampler {
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            silences: Silences::new(in_user_code),
+            no_samples: NoSamplesWatch::new(in_user_code),
             is_over: Mutex::new(false),
             is_paused: AtomicBool::new(false),
             counters,
@@ -128,7 +135,8 @@ impl Sampler {
             waker: waker.clone(),
             periods,
             first_period_ns: AtomicU64::new(periods.full_ns),
-            queues: ThreadQueues::default(),
+            new: Mutex::default(),
+            returned: Mutex::default(),
             #[cfg(any(test, feature = "_test"))]
             scripted: std::sync::OnceLock::new(),
         }))
@@ -163,8 +171,7 @@ impl Sampler {
         self.0.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
-    /// Describes the source as it was found at the start, its limits and how to lift them, in one line. The flag is true
-    /// if it is less than was requested.
+    /// The flag is true if it is less than was requested.
     pub fn describe(&self) -> (String, bool) {
         describe(&self.0.probed, self.0.periods)
     }
@@ -176,7 +183,7 @@ impl Sampler {
 
     /// Whether a source was found to give no samples.
     pub fn is_silent(&self) -> bool {
-        self.0.silences.is_any()
+        self.0.no_samples.is_any()
     }
 
     /// Checks whether the sources give samples at all. `attached` are the threads that are sampled now.
@@ -184,7 +191,7 @@ impl Sampler {
         &self,
         attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
     ) {
-        self.0.silences.check(attached, |by_perf, ran| {
+        self.0.no_samples.check(attached, |by_perf, ran| {
             let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
             self.0.counters.silent_ns.store(ran_ns, Ordering::Relaxed);
             self.note_loss();
@@ -213,7 +220,7 @@ impl Sampler {
     /// Signals of timers were no samples.
     pub fn note_missed_signals(&self) {
         self.note_loss();
-        self.0.silences.note_signal();
+        self.0.no_samples.note_signal();
     }
 
     /// Notices at that time whether there was a loss since the last call.
@@ -222,9 +229,9 @@ impl Sampler {
     }
 
     /// Holds an event open. Called on the collector's thread as it starts, within a second of the first probe.
-    pub fn keep_on(&self) {
+    pub fn keep_alive(&self) {
         if let Some(perf) = &self.0.probed.perf {
-            perf.keep_on();
+            perf.keep_alive();
         }
     }
 
@@ -239,17 +246,17 @@ impl Sampler {
 
     /// The threads that were set up since the last call.
     pub fn take_new(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.queues.new.lock())
+        std::mem::take(&mut self.0.new.lock())
     }
 
     /// The threads that have returned to the scans since the last call.
     pub fn take_returned(&self) -> Vec<Arc<ThreadShared>> {
-        std::mem::take(&mut self.0.queues.returned.lock())
+        std::mem::take(&mut self.0.returned.lock())
     }
 
     /// A thread that was parked may be about to enter a span.
     pub fn return_to_scans(&self, thread: &Arc<ThreadShared>) {
-        self.0.queues.returned.lock().push(Arc::clone(thread));
+        self.0.returned.lock().push(Arc::clone(thread));
         self.0.waker.wake_soon();
     }
 
@@ -297,7 +304,7 @@ impl Sampler {
         if session.ring.is_none() {
             return;
         }
-        self.0.silences.note_ended(session);
+        self.0.no_samples.note_ended(session);
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -306,9 +313,8 @@ impl Sampler {
         }
     }
 
-    /// Whether any thread is currently sampled by a timer.
     pub fn has_timers(&self) -> bool {
-        self.timers().is_some_and(Timers::are_in_use)
+        self.timers().is_some_and(|timers| !timers.taken.is_none())
     }
 
     /// Opens the rings of that thread, inactive until started.
@@ -368,7 +374,6 @@ impl Sampler {
         describe_no_continuous(&self.0.probed)
     }
 
-    /// Whether a thread can have a timer.
     pub fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
     }
@@ -449,7 +454,7 @@ impl Sampler {
 }
 
 impl AttachThreads for Sampler {
-    fn begin(&self) -> Begun {
+    fn begin(&self) -> ThreadSetup {
         // The thread's seccomp filters may differ from those of the thread that built the layer.
         sys::read_filters();
         let counters = &self.0.counters;
@@ -457,7 +462,7 @@ impl AttachThreads for Sampler {
         if is_refused {
             counters.unsampled.fetch_add(1, Ordering::Relaxed);
             let probed = &self.0.probed;
-            let of_perf = probed.perf.as_ref().and_then(Perf::refused);
+            let of_perf = probed.perf.as_ref().and_then(|perf| perf.refused);
             let why = of_perf.or(probed.timers_refused);
             why.into_iter().for_each(|why| self.note_refusal(why));
         }
@@ -467,7 +472,7 @@ impl AttachThreads for Sampler {
             sampler: self.clone(),
             has_small_signal_stack,
             unsampled: is_refused.then(|| counters.clone()),
-            has_hardware: self.0.probed.perf.as_ref().is_some_and(Perf::has_hardware),
+            has_hardware: self.0.probed.perf.as_ref().is_some_and(|perf| perf.has_hardware),
         });
         let sampled = (!is_refused).then(|| {
             let stack = match has_small_signal_stack {
@@ -485,14 +490,14 @@ impl AttachThreads for Sampler {
             if *is_over {
                 thread.end();
             } else {
-                self.0.queues.new.lock().push(Arc::clone(&thread));
+                self.0.new.lock().push(Arc::clone(&thread));
             }
             drop(is_over);
             // The thread may block before its first sample. Many may start at once.
             self.0.waker.wake_soon();
             (thread, first)
         });
-        Begun { sampled, source }
+        ThreadSetup { sampled, source }
     }
 
     fn attach(&self, thread: &ThreadShared) {

@@ -180,7 +180,6 @@ impl SwitchRing {
         lost
     }
 
-    /// Releases all records, which are not needed.
     pub fn skip(&self) {
         let head = self.head();
         if self.read() {

@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 
 use super::rate::Rate;
 use super::session::SamplingSession;
-use crate::sys::Tag;
-use crate::sys::{self, OsThread, ThreadStack, WhyRefused};
+use crate::sys::{self, OsThread, Tag, ThreadStack, WhyRefused};
 
 /// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ const IN_HOOK: u64 = 1 << 63;
 pub const NEVER: u64 = u64::MAX;
 
 /// The thread attaches itself when it enters spans of some rule.
-const ARMS_ITSELF: u8 = 1;
+const ATTACHES_AT_ENTER: u8 = 1;
 /// It has attached itself for one span alone.
 const IS_BRIEF: u8 = 2;
 
@@ -53,8 +52,8 @@ pub struct ThreadShared {
     /// The number of sessions after the first.
     turn: AtomicU32,
     life: AtomicU8,
-    /// [`ARMS_ITSELF`] and [`IS_BRIEF`].
-    arms: AtomicU8,
+    /// [`ATTACHES_AT_ENTER`] and [`IS_BRIEF`].
+    at_enter: AtomicU8,
     /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
     /// none.
     waited: AtomicU64,
@@ -95,7 +94,7 @@ impl ThreadShared {
             claimed_at: AtomicU64::new(0),
             is_refused: AtomicBool::new(false),
             synced_switches: AtomicU64::new(0),
-            arms: AtomicU8::new(0),
+            at_enter: AtomicU8::new(0),
             thread,
             stack,
             last: Mutex::new(first),
@@ -117,7 +116,6 @@ impl ThreadShared {
         shared
     }
 
-    /// The kernel's id of the thread.
     pub fn tid(&self) -> u32 {
         self.thread.tid
     }
@@ -132,10 +130,10 @@ impl ThreadShared {
         &self,
         make: impl FnOnce(&SamplingSession) -> Option<SamplingSession>,
     ) -> Option<Arc<SamplingSession>> {
-        const MOST_TRIES: usize = 64;
+        const MAX_TRIES: usize = 64;
         // Others only read it, for some nanoseconds. A hook does not wait for one that is preempted there, and makes no system
         // call, which a filter of the program could refuse.
-        let mut last = (0..MOST_TRIES).find_map(|_| {
+        let mut last = (0..MAX_TRIES).find_map(|_| {
             let last = self.last.try_lock();
             if last.is_none() {
                 std::hint::spin_loop();
@@ -143,7 +141,7 @@ impl ThreadShared {
             last
         })?;
         let next = Arc::new(make(&last)?);
-        last.set_next(Arc::clone(&next));
+        _ = last.next.set(Arc::clone(&next));
         *last = Arc::clone(&next);
         // Release: a thread that reads the new turn finds the next session.
         self.turn.fetch_add(1, Ordering::Release);
@@ -221,23 +219,23 @@ impl ThreadShared {
     }
 
     /// The thread attaches itself when it enters a span that is sampled from its enter on.
-    pub fn note_arms_itself(&self) {
-        self.arms.fetch_or(ARMS_ITSELF, Ordering::Relaxed);
+    pub fn set_attaches_at_enter(&self) {
+        self.at_enter.fetch_or(ATTACHES_AT_ENTER, Ordering::Relaxed);
     }
 
     /// The thread attaches itself for a span of which few are sampled from their enter on.
     pub fn note_brief(&self) {
-        self.arms.fetch_or(IS_BRIEF, Ordering::Relaxed);
+        self.at_enter.fetch_or(IS_BRIEF, Ordering::Relaxed);
     }
 
     /// Whether that was why it attached itself, since this was last asked.
     pub fn take_brief(&self) -> bool {
-        self.arms.load(Ordering::Relaxed) & IS_BRIEF != 0
-            && self.arms.fetch_and(!IS_BRIEF, Ordering::Relaxed) & IS_BRIEF != 0
+        self.at_enter.load(Ordering::Relaxed) & IS_BRIEF != 0
+            && self.at_enter.fetch_and(!IS_BRIEF, Ordering::Relaxed) & IS_BRIEF != 0
     }
 
-    pub fn arms_itself(&self) -> bool {
-        self.arms.load(Ordering::Relaxed) & ARMS_ITSELF != 0
+    pub fn attaches_at_enter(&self) -> bool {
+        self.at_enter.load(Ordering::Relaxed) & ATTACHES_AT_ENTER != 0
     }
 
     /// When one of the thread's spans becomes old, in ticks. Compare it with now.
@@ -277,7 +275,6 @@ impl ThreadShared {
         Tag::new(self.span.load(Ordering::Acquire) & !IN_HOOK)
     }
 
-    /// Whether the thread is inside a hook.
     pub fn is_in_hook(&self) -> bool {
         self.span.load(Ordering::Acquire) & IN_HOOK != 0
     }
@@ -335,14 +332,16 @@ impl ThreadShared {
         self.synced_switches.load(Ordering::Acquire).checked_sub(1)
     }
 
+    fn change_life(&self, from: u8, to: u8) -> Result<u8, u8> {
+        self.life.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
+    }
+
     /// For the thread itself, in its periodic check: marks the thread as in use.
-    pub fn note_used(&self) -> Use {
-        let from =
-            |life| self.life.compare_exchange(life, USED, Ordering::AcqRel, Ordering::Acquire);
-        match from(UNUSED) {
-            Err(PARKED) if from(PARKED).is_ok() => Use::WasParked,
-            Err(PARKED | OVER) => Use::Over,
-            Ok(_) | Err(_) => Use::Used,
+    pub fn note_used(&self) -> ThreadUse {
+        match self.change_life(UNUSED, USED) {
+            Err(PARKED) if self.change_life(PARKED, USED).is_ok() => ThreadUse::WasParked,
+            Err(PARKED | OVER) => ThreadUse::Over,
+            Ok(_) | Err(_) => ThreadUse::Used,
         }
     }
 
@@ -350,9 +349,7 @@ impl ThreadShared {
     /// its next hook runs the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if that has
     /// ended, or was done before.
     pub fn park(&self) -> bool {
-        let from =
-            |life| self.life.compare_exchange(life, PARKED, Ordering::AcqRel, Ordering::Relaxed);
-        from(USED).is_ok() || from(UNUSED).is_ok()
+        self.change_life(USED, PARKED).is_ok() || self.change_life(UNUSED, PARKED).is_ok()
     }
 
     /// Whether it was parked, and has not been used since.
@@ -362,7 +359,7 @@ impl ThreadShared {
 
     /// The collector finds the thread in no profiled span.
     pub fn note_unused(&self) {
-        _ = self.life.compare_exchange(USED, UNUSED, Ordering::AcqRel, Ordering::Relaxed);
+        _ = self.change_life(USED, UNUSED);
     }
 
     /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
@@ -370,9 +367,7 @@ impl ThreadShared {
     /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
     /// periodic check before it uses the session.
     pub fn end_if_unused(&self) -> bool {
-        let from =
-            |life| self.life.compare_exchange(life, OVER, Ordering::AcqRel, Ordering::Relaxed);
-        from(UNUSED).is_ok() || from(PARKED).is_ok()
+        self.change_life(UNUSED, OVER).is_ok() || self.change_life(PARKED, OVER).is_ok()
     }
 
     /// The thread or the layer has ended: nothing is written any more.
@@ -392,7 +387,7 @@ const PARKED: u8 = 3;
 
 /// What a thread finds in its periodic check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum ThreadUse {
     Used,
     /// The collector does not scan it, and must be woken.
     WasParked,
@@ -488,11 +483,11 @@ mod tests {
         let (thread, _) = thread();
         assert!(!thread.end_if_unused());
         thread.note_unused();
-        assert_eq!(thread.note_used(), Use::Used);
+        assert_eq!(thread.note_used(), ThreadUse::Used);
         assert!(!thread.end_if_unused());
         thread.note_unused();
         assert!(thread.end_if_unused());
-        assert_eq!(thread.note_used(), Use::Over);
+        assert_eq!(thread.note_used(), ThreadUse::Over);
         assert!(thread.is_over());
     }
 }

@@ -1,12 +1,10 @@
 //! Counters of the threads that are sampled, and of those that cannot be.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Counters of threads, shared by all clones.
-#[derive(Clone, Debug, Default)]
-pub struct ThreadCounters(Arc<ThreadCounts>);
+pub type ThreadCounters = Arc<ThreadCounts>;
 
 /// One counter for each cause. `attached` and `deferred` count times, `sampled` and `unsampled` threads.
 #[derive(Debug, Default)]
@@ -27,12 +25,4 @@ pub struct ThreadCounts {
     pub refused_other: AtomicU64,
     pub unlisted: AtomicU64,
     pub silent_ns: AtomicU64,
-}
-
-impl Deref for ThreadCounters {
-    type Target = ThreadCounts;
-
-    fn deref(&self) -> &ThreadCounts {
-        &self.0
-    }
 }

@@ -8,9 +8,8 @@ use super::record::{Record, Records};
 use super::session::SamplingSession;
 use super::source::Sampler;
 use super::thread::ThreadShared;
-use crate::sampler::ThreadCounters;
-use crate::sys::Usage;
-use crate::sys::{self, HardwareCounters};
+use super::thread_counters::ThreadCounters;
+use crate::sys::{self, HardwareCounters, Usage};
 
 /// One thread, sampled or with its CPU clock only.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl Drop for ThreadSampler {
 
 impl ThreadSource for ThreadSampler {
     /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
-    fn took_up(&self, session: &SamplingSession) {
+    fn on_session_start(&self, session: &SamplingSession) {
         if session.ring.is_some() && !session.has_switch_records() && !sys::has_small_signal_stack()
         {
             // The thread may have been set up when no thread had a timer.
@@ -45,7 +44,7 @@ impl ThreadSource for ThreadSampler {
             sys::read_filters();
             let mut hardware = session.hardware.lock();
             // The collector marks the session as retired before it takes the lock.
-            if !session.is_retired() {
+            if session.rest.get().is_none() {
                 *hardware = HardwareCounters::open().ok();
             }
         }

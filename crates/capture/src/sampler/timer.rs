@@ -2,18 +2,16 @@
 
 use std::sync::Arc;
 
+use super::quota::Quota;
 use super::rate::{Periods, Rate};
 use super::record::Machine;
 use super::session::SamplingSession;
-use super::shares::Taken;
 use crate::sys::{self, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
-/// Creates timers for threads.
 #[derive(Debug)]
 pub(super) struct Timers {
     request: SampleRequest,
-    /// The number of timers.
-    taken: Taken,
+    pub(super) taken: Quota,
 }
 
 /// The layer may use one in this many of the signals that may be pending for the user: each timer reserves one.
@@ -34,10 +32,9 @@ impl Timers {
     pub(super) fn new(request: SampleRequest) -> Self {
         let position_step = Machine::NATIVE.sample_size(request.stack_bytes);
         let request = SampleRequest { position_step, ..request };
-        Self { request, taken: Taken::default() }
+        Self { request, taken: Quota::default() }
     }
 
-    /// The signal of the timers.
     pub(super) fn signal(&self) -> Result<i32, WhyRefused> {
         sys::signal_of_timers(self.request.signal)
     }
@@ -62,11 +59,6 @@ impl Timers {
     /// Why no thread can have one now, if the limit of the process says so.
     pub(super) fn lacking(&self) -> Option<WhyRefused> {
         (most_timers() == 0).then_some(WhyRefused::NoTimers)
-    }
-
-    /// Whether any thread has one.
-    pub(super) fn are_in_use(&self) -> bool {
-        !self.taken.is_none()
     }
 
     /// Creates the timer and the ring of thread `tid`, whose stack is `stack`. They are inactive until started.
@@ -98,7 +90,7 @@ mod tests {
 
     use super::super::record::{Record, Records};
     use super::*;
-    use crate::sys::{MOST_STACK_COPIED, Poller};
+    use crate::sys::{MAX_STACK_COPIED, Poller};
 
     #[inline(never)]
     fn burn_deep_in_the_stack(ring: &SampleRing) -> u64 {
@@ -112,7 +104,7 @@ mod tests {
     #[test]
     fn the_largest_sample_is_a_record_and_fits_twice() {
         let request = SampleRequest {
-            stack_bytes: MOST_STACK_COPIED,
+            stack_bytes: MAX_STACK_COPIED,
             ring_bytes: 1 << 20,
             ..Default::default()
         };

@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam::utils::CachePadded;
 
-use super::live_blocks::{LiveBlocks, Removed, TrackedBlock};
+use super::live_blocks::{LiveBlocks, TrackedBlock};
 use super::live_stack::{LiveStack, Registers, live_registers};
 use super::usage::Allocations;
 use super::words::WORDS;
@@ -153,16 +153,16 @@ impl SampledAllocation {
 
     /// Ends that: nothing will ask for the block.
     pub fn untrack(&self) {
-        _ = LIVE_BLOCKS.get().and_then(|live| live.remove(self.block));
+        _ = LIVE_BLOCKS.get().map(|live| live.remove(self.block));
     }
 }
 
 /// How many samples a thread can take at once, and how many in a second after that. It has longer gaps when fewer than
 /// half of them are left, and when the collector is behind.
-const MOST_SAMPLES: f64 = 1_000.0;
+const MAX_SAMPLES: f64 = 1_000.0;
 const SAMPLES_A_SECOND: f64 = 250.0;
 /// How much longer its gaps can be.
-const MOST_TIMES: f64 = 64.0;
+const MAX_TIMES: f64 = 64.0;
 /// After how many usual gaps a longer one is chosen again, since it may not have to be as long any more.
 const LOOK_TIMES: u64 = 16;
 /// How often a thread that takes no samples looks whether it should, in bytes.
@@ -180,7 +180,7 @@ fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
     let registers = live_registers!();
     // Nothing in here is sampled, nor what a signal handler allocates that interrupts it.
     counts.sample_at.set(NEVER);
-    let uncounted = Uncounted::begin();
+    let uncounted = SuspendCounting::begin();
     let (allocated, sampling) = (counts.allocated_bytes.get(), &counts.sampling);
     let next = match (WORDS.sample_bytes.load(Ordering::Relaxed), WORDS.take_sample.get()) {
         (0, _) | (_, None) => {
@@ -225,22 +225,22 @@ impl ThreadSampling {
     }
 
     fn note_taken(&self, behind: f64) {
-        let most = MOST_SAMPLES * (1.0 - behind);
+        let most = MAX_SAMPLES * (1.0 - behind);
         self.samples_left.set((self.samples_left.get() - 1.0).max(0.0).min(most));
     }
 
     fn refill(&self) {
         let now = Instant::now();
         let since = self.refilled.replace(Some(now)).map(|last| now.duration_since(last));
-        let more = since.map_or(MOST_SAMPLES, |since| since.as_secs_f64() * SAMPLES_A_SECOND);
-        self.samples_left.set((self.samples_left.get() + more).min(MOST_SAMPLES));
+        let more = since.map_or(MAX_SAMPLES, |since| since.as_secs_f64() * SAMPLES_A_SECOND);
+        self.samples_left.set((self.samples_left.get() + more).min(MAX_SAMPLES));
     }
 
     /// Chooses how many bytes are allocated from `begin` on before the next sample.
     fn choose_gap(&self, begin: u64, usual_bytes: u64) {
         self.refill();
-        let half = MOST_SAMPLES / 2.0;
-        let times = (half / self.samples_left.get().max(1.0)).clamp(1.0, MOST_TIMES);
+        let half = MAX_SAMPLES / 2.0;
+        let times = (half / self.samples_left.get().max(1.0)).clamp(1.0, MAX_TIMES);
         let mean = usual_bytes as f64 * times;
         self.gap_bytes.set(mean as u64);
         let gap = -(1.0 - self.random()).ln() * mean;
@@ -293,12 +293,12 @@ pub fn sample_bytes() -> u64 {
 
 /// A block is about to be freed.
 #[inline(always)]
-fn forget_block(block: *mut u8) -> Option<(&'static LiveBlocks, Removed)> {
-    if !WORDS.tracks_blocks.load(Ordering::Relaxed) {
-        return None;
+fn forget_block(block: *mut u8) {
+    if WORDS.tracks_blocks.load(Ordering::Relaxed)
+        && let Some(live) = LIVE_BLOCKS.get()
+    {
+        live.remove(block.addr());
     }
-    let live = LIVE_BLOCKS.get()?;
-    Some((live, live.remove(block.addr())?))
 }
 
 #[inline(always)]
@@ -344,7 +344,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if is_counting() {
             note_freed(layout.size());
-            _ = forget_block(block);
+            forget_block(block);
         }
         // SAFETY: what the caller guarantees.
         unsafe { self.allocator.dealloc(block, layout) };
@@ -356,15 +356,13 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
             // SAFETY: what the caller guarantees.
             return unsafe { self.allocator.realloc(block, layout, new_size) };
         }
-        // Before another thread can be given the same address.
-        let removed = forget_block(block);
+        // Before another thread can be given the same address. If it fails, the block is no longer tracked.
+        forget_block(block);
         // SAFETY: as above.
         let new = unsafe { self.allocator.realloc(block, layout, new_size) };
         if !new.is_null() {
             note_freed(layout.size());
             note_allocated(new, new_size);
-        } else if let Some((live, removed)) = removed {
-            live.put_back(removed);
         }
         new
     }
@@ -376,7 +374,7 @@ pub fn track_blocks(tracks: bool) {
     if !CAN_COUNT {
         return;
     }
-    let _uncounted = Uncounted::begin();
+    let _uncounted = SuspendCounting::begin();
     let live = LIVE_BLOCKS.get_or_init(LiveBlocks::new);
     WORDS.tracks_blocks.store(tracks, Ordering::Relaxed);
     live.clear();
@@ -401,12 +399,12 @@ pub fn allocated_here() -> Allocations {
 /// While it lives, what the calling thread allocates does not count: it is the layer that allocates. Nothing is sampled,
 /// either, also in signal handlers.
 #[derive(Debug)]
-pub struct Uncounted {
+pub struct SuspendCounting {
     before: Allocations,
     sample_at: u64,
 }
 
-impl Uncounted {
+impl SuspendCounting {
     #[inline]
     pub fn begin() -> Self {
         let sample_at = COUNTS.with(|counts| counts.sample_at.replace(NEVER));
@@ -419,7 +417,7 @@ impl Uncounted {
     }
 }
 
-impl Drop for Uncounted {
+impl Drop for SuspendCounting {
     #[inline]
     fn drop(&mut self) {
         let Allocations { allocated_bytes, allocations, freed_bytes, frees } = self.before;
@@ -433,7 +431,7 @@ impl Drop for Uncounted {
     }
 }
 
-/// Whether an [`Uncounted`] lives on the calling thread.
+/// Whether an [`SuspendCounting`] lives on the calling thread.
 #[inline]
 pub fn is_uncounted() -> bool {
     COUNTS.with(|counts| counts.sample_at.get() == NEVER)
@@ -453,7 +451,7 @@ pub fn begin_counting() {
         return;
     }
     WORDS.users.fetch_add(1, Ordering::Relaxed);
-    let _uncounted = Uncounted::begin();
+    let _uncounted = SuspendCounting::begin();
     let before = allocated_here();
     drop(black_box(Box::new(0_u8)));
     if allocated_here() != before {
@@ -463,10 +461,7 @@ pub fn begin_counting() {
 
 /// One layer fewer profiles spans.
 pub fn end_counting() {
-    if !CAN_COUNT {
-        return;
-    }
-    WORDS.users.fetch_sub(1, Ordering::Relaxed);
+    WORDS.users.fetch_sub(u32::from(CAN_COUNT), Ordering::Relaxed);
 }
 
 /// Called in the child of a fork, where no layer profiles spans.
@@ -514,7 +509,7 @@ mod tests {
             assert_eq!(counted(|| block = ALLOCATOR.alloc_zeroed(layout)), [100, 1, 0, 0]);
             assert_eq!(std::slice::from_raw_parts(block, 100), [0; 100]);
             let uncounted = || {
-                let _uncounted = Uncounted::begin();
+                let _uncounted = SuspendCounting::begin();
                 ALLOCATOR.dealloc(block, layout);
             };
             assert_eq!(counted(uncounted), [0; 4]);

@@ -68,7 +68,7 @@ unsafe impl Sync for BlockMemory {}
 /// The end of a chain.
 const NONE: u32 = u32::MAX;
 const ONE_CHANGE: u64 = 1 << 32;
-const MOST_BLOCKS: usize = 4 << 20;
+const MAX_BLOCKS: usize = 4 << 20;
 
 impl BlockPool {
     pub const BLOCK_BYTES: usize = 1 << 10;
@@ -103,7 +103,7 @@ impl BlockPool {
 
 impl BlockMemory {
     fn new(bytes: usize) -> Self {
-        let count = (bytes / BlockPool::BLOCK_BYTES).min(MOST_BLOCKS);
+        let count = (bytes / BlockPool::BLOCK_BYTES).min(MAX_BLOCKS);
         let memory = match count {
             0 => None,
             _ => platform::map_memory(count * BlockPool::BLOCK_BYTES),

@@ -20,14 +20,6 @@ pub struct TrackedBlock {
     pub uses: u32,
 }
 
-/// What a failed reallocation puts back.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Removed {
-    address: usize,
-    place: usize,
-    uses: u32,
-}
-
 const BUCKETS_LOG2: u32 = 14;
 const BUCKETS: usize = 1 << BUCKETS_LOG2;
 const WAYS: usize = 8;
@@ -80,49 +72,33 @@ impl LiveBlocks {
         }
     }
 
-    /// The block at that address is about to be freed.
+    /// The block at that address is about to be freed. Returns whether it was there.
     #[inline(always)]
-    pub(super) fn remove(&self, address: usize) -> Option<Removed> {
+    pub(super) fn remove(&self, address: usize) -> bool {
         let (bucket, tag) = hashed(address);
+        let Some(tags) = self.tags.get(bucket) else { return false };
         // The thread that added the block has handed it over to this one since, so all stores are visible.
-        let found = places_of(self.tags.get(bucket)?.load(Ordering::Relaxed), tag);
-        if found == 0 { None } else { self.remove_from(bucket, found, address) }
+        let found = places_of(tags.load(Ordering::Relaxed), tag);
+        found != 0 && self.remove_from((bucket, tags), found, address)
     }
 
     #[cold]
     #[inline(never)]
-    fn remove_from(&self, bucket: usize, mut found: u64, address: usize) -> Option<Removed> {
+    fn remove_from(&self, of: (usize, &AtomicU64), mut found: u64, address: usize) -> bool {
+        let (bucket, tags) = of;
         while found != 0 {
             let way = found.trailing_zeros() as usize / 8;
-            let place = bucket * WAYS + way;
-            let of_place = self.addresses.get(place)?;
-            if of_place.load(Ordering::Relaxed) == address {
-                let uses = self.uses.get(place)?.load(Ordering::Relaxed);
+            if let Some(place) = self.addresses.get(bucket * WAYS + way)
+                && place.load(Ordering::Relaxed) == address
+            {
                 // Before another block can take the place.
-                of_place.store(0, Ordering::Relaxed);
-                self.tags.get(bucket)?.fetch_and(!(0xff << (8 * way)), Ordering::Release);
-                return Some(Removed { address, place, uses });
+                place.store(0, Ordering::Relaxed);
+                tags.fetch_and(!(0xff << (8 * way)), Ordering::Release);
+                return true;
             }
             found &= found - 1;
         }
-        None
-    }
-
-    /// The block was not freed. It is lost if its place was used again.
-    #[cold]
-    pub(super) fn put_back(&self, Removed { address, place, uses }: Removed) {
-        let (bucket, tag) = hashed(address);
-        let shift = 8 * (place % WAYS);
-        let put = |tags: u64| (tags >> shift & 0xff == 0).then(|| tags | tag << shift);
-        if let (Some(tags), Some(of_place)) = (self.tags.get(bucket), self.addresses.get(place))
-            && tags.fetch_update(Ordering::Acquire, Ordering::Relaxed, put).is_ok()
-        {
-            if self.uses.get(place).is_some_and(|now| now.load(Ordering::Relaxed) == uses) {
-                of_place.store(address, Ordering::Relaxed);
-            } else {
-                tags.fetch_and(!(0xff << shift), Ordering::Release);
-            }
-        }
+        false
     }
 
     /// Whether that block has not been freed.
@@ -134,7 +110,6 @@ impl LiveBlocks {
             && self.uses.get(place).is_some_and(|now| now.load(Ordering::Relaxed) == uses)
     }
 
-    /// Forgets all blocks.
     pub(super) fn clear(&self) {
         self.addresses.iter().for_each(|address| address.store(0, Ordering::Relaxed));
         self.tags.iter().for_each(|tags| tags.store(0, Ordering::Relaxed));
@@ -156,38 +131,24 @@ mod tests {
         let blocks: Vec<_> = addresses.iter().map(|address| live.add(*address)).collect();
         let full = blocks.iter().filter(|block| block.is_none()).count();
         assert!(full < addresses.len() / 100, "{full} without a place");
-        assert!(live.remove(7).is_none());
+        assert!(!live.remove(7));
         for (address, block) in addresses.iter().zip(&blocks) {
-            assert_eq!(live.remove(*address).is_some(), block.is_some());
-            assert!(live.remove(*address).is_none(), "twice");
+            assert_eq!(live.remove(*address), block.is_some());
+            assert!(!live.remove(*address), "twice");
             assert!(block.is_none_or(|block| !live.contains(block)));
         }
     }
 
     #[test]
-    fn a_block_that_was_not_freed_is_put_back() {
+    fn a_place_that_is_used_again_has_another_block() {
         let live = LiveBlocks::new();
         let block = live.add(4_096).unwrap();
-        let removed = live.remove(4_096).unwrap();
-        assert!(!live.contains(block));
-        live.put_back(removed);
-        assert!(live.contains(block));
-        // Its place may be taken by then.
-        let removed = live.remove(4_096).unwrap();
+        assert!(live.contains(block) && live.remove(4_096));
         let other = live.add(4_096).unwrap();
         assert_eq!((other.place, other.uses), (block.place, block.uses + 1));
-        live.put_back(removed);
         assert!(live.contains(other) && !live.contains(block));
-        // Also if the other one was freed.
-        let removed = live.remove(4_096).unwrap();
-        let third = live.add(4_096).unwrap();
-        assert!(live.remove(4_096).is_some());
-        live.put_back(removed);
-        assert!(!live.contains(third) && live.remove(4_096).is_none());
-        let last = live.add(4_096).unwrap();
-        assert!(live.contains(last));
         live.clear();
-        assert!(!live.contains(last) && live.remove(4_096).is_none());
+        assert!(!live.contains(other) && !live.remove(4_096));
     }
 
     proptest! {
@@ -208,7 +169,7 @@ mod tests {
                     model.extend(block.map(|block| (address, block)));
                 } else {
                     let known = model.remove(&address);
-                    prop_assert_eq!(live.remove(address).is_some(), known.is_some());
+                    prop_assert_eq!(live.remove(address), known.is_some());
                     prop_assert!(known.is_none_or(|block| !live.contains(block)));
                 }
                 prop_assert!(model.values().all(|block| live.contains(*block)));
@@ -229,7 +190,7 @@ mod tests {
                             own.filter_map(|address| Some((address, live.add(address)?))).collect();
                         for (address, block) in &blocks {
                             assert!(live.contains(*block), "{round}");
-                            assert!(live.remove(*address).is_some(), "{round}");
+                            assert!(live.remove(*address), "{round}");
                         }
                     }
                 });

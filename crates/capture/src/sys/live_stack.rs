@@ -58,7 +58,7 @@ impl LiveStack {
     pub(super) const CAN_BE_READ: bool =
         cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")));
     /// Larger parts are not copied.
-    pub(crate) const MOST_BYTES: usize = 64 << 10;
+    pub(crate) const MAX_BYTES: usize = 64 << 10;
 
     /// The part up to an address in the stack frame of a caller. `None` if it is too large, or not on the thread's own
     /// stack: what lies between two stacks may not be mapped.
@@ -67,13 +67,13 @@ impl LiveStack {
         let bounds = own_stack()?;
         let is_own = bounds.contains(&addresses.start) && bounds.contains(&addresses.end);
         let length = addresses.end.checked_sub(addresses.start)?;
-        (is_own && length <= Self::MOST_BYTES as u64).then_some(Self { registers, addresses })
+        (is_own && length <= Self::MAX_BYTES as u64).then_some(Self { registers, addresses })
     }
 
     /// At most that many bytes. `None` if they are not on the thread's own stack.
     pub(super) fn at_most(registers: Registers, bytes: usize) -> Option<Self> {
         let bounds = own_stack().filter(|bounds| bounds.contains(&registers.sp))?;
-        let end = registers.sp.saturating_add(bytes.min(Self::MOST_BYTES) as u64).min(bounds.end);
+        let end = registers.sp.saturating_add(bytes.min(Self::MAX_BYTES) as u64).min(bounds.end);
         Some(Self { registers, addresses: registers.sp..end })
     }
 

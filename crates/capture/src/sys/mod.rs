@@ -42,9 +42,9 @@ mod platform;
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
 pub use allocator::{
-    ProfilingAllocator, SampledAllocation, Uncounted, allocated_here, begin_counting, can_sample,
-    counts_allocations, end_counting, forget_counting, is_in_use, is_uncounted, sample_allocations,
-    track_blocks,
+    ProfilingAllocator, SampledAllocation, SuspendCounting, allocated_here, begin_counting,
+    can_sample, counts_allocations, end_counting, forget_counting, is_in_use, is_uncounted,
+    sample_allocations, track_blocks,
 };
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
@@ -62,21 +62,20 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    Files, KernelFile, PerfRing, address_space_left, blocked, check_room, control_groups_of,
-    cpu_ns_of, create_private_directory, create_private_file, current_tid, forbidden_calls,
-    has_ended, is_blocked, is_mapped_as, kernel_symbols, log_between_forks, mapped_now, mappings,
-    memory_file, on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting,
-    own_thread, own_threads, owner_of_lock, path_of_open, process_cpu_ns, process_id, program_path,
-    read_filters, read_own_memory, read_own_stack, schedstat, switches_of,
-    take_signals_without_room, thread_and_state, thread_cpu_ns, tick_ns, watch_forks,
+    Files, KernelFile, PerfRing, address_space_left, blocked, cpu_ns_of, current_tid,
+    forbidden_calls, has_ended, is_mapped_as, log_between_forks, mapped_now, mappings, memory_file,
+    on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting, own_thread,
+    own_threads, owner_of_lock, path_of_open, process_cpu_ns, program_path, read_filters,
+    read_own_memory, read_own_stack, schedstat, stat_of, switches_of, take_signals_without_room,
+    thread_cpu_ns, tick_ns, watch_forks,
 };
 pub(crate) use platform::{
     HardwareCounters, PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring,
     current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
-    keep_perf_on, loaded_modules, locked_memory_limit, module_loads, monotonic_raw_ns,
-    note_claimed_signals, open_sample_ring, open_switch_ring, open_timer_ring,
-    pending_signal_limit, probe_timers, program_memory, signal_of_timers, thread_stack,
-    try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage, unblock_timers, user_ns_of,
+    loaded_modules, locked_memory_limit, module_loads, note_claimed_signals, open_keep_alive,
+    open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
+    program_memory, signal_of_timers, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
+    try_thread_usage, unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -85,15 +84,14 @@ pub use position::Position;
 pub use ring::SampleRing;
 pub use spawn::{STACK_BYTES, spawn};
 pub use stripes::{STRIPES, Stripe, Striped, own_stripe};
-pub use task_waker::{
-    TAGS, TaskWaker, WakerObserver, clone as clone_waker, drop_waker, wake, wake_by_ref,
+pub use task_waker::{TAGS, TaskWaker, WakerObserver, waker_vtable};
+pub(crate) use types::{
+    ANY_STACK, FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, SampleRequest,
+    ThreadStack,
 };
 pub use types::{
-    ANY_STACK, Blocked, Call, FilteredSyscall, MOST_STACK_COPIED, MappedFile, NoFile, OsThread,
-    Schedstat, Tag, WhyRefused,
+    Blocked, Call, FilteredSyscall, MAX_STACK_COPIED, MappedFile, NoFile, OsThread, Schedstat, Tag,
+    ThreadStat, WhyRefused,
 };
-pub(crate) use types::{
-    FileIdentity, LoadedModule, MappedPart, ModuleList, ModuleLoads, SampleRequest, ThreadStack,
-};
-pub use usage::{Allocations, Usage, UsageSums};
+pub use usage::{Allocations, Usage};
 pub use words::{WORDS, fork_generation};

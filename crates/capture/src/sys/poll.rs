@@ -15,12 +15,9 @@ pub struct Poller(Arc<Wakeups>, Arc<Files>);
 #[derive(Clone, Debug)]
 pub struct Waker(Weak<Wakeups>);
 
-/// The same for a signal handler. It keeps what it needs, since a handler must not free memory.
+/// What both share.
 #[derive(Debug)]
-pub(super) struct HeldWaker(Arc<Wakeups>);
-
-#[derive(Debug)]
-struct Wakeups {
+pub(super) struct Wakeups {
     /// Changes with every call that must end a sleep.
     word: AtomicU32,
     pending: AtomicBool,
@@ -81,18 +78,11 @@ impl Poller {
     }
 }
 
-#[allow(dead_code, reason = "only Linux has such handlers")]
-impl HeldWaker {
-    pub(super) fn wake(&self) {
-        self.0.wake();
-    }
-}
-
 impl Waker {
-    /// `None` once the poller is gone.
+    /// For a signal handler, which must not free memory. `None` once the poller is gone.
     #[allow(dead_code, reason = "only Linux has such handlers")]
-    pub(super) fn hold(&self) -> Option<HeldWaker> {
-        self.0.upgrade().map(HeldWaker)
+    pub(super) fn hold(&self) -> Option<Arc<Wakeups>> {
+        self.0.upgrade()
     }
 
     /// Ends the current or the next [`Poller::wait`]. Never blocks. Makes a system call only if it is the first since
@@ -113,7 +103,7 @@ impl Waker {
 }
 
 impl Wakeups {
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if !self.pending.swap(true, Ordering::SeqCst) {
             self.end_sleep();
         }

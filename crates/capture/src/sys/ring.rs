@@ -14,7 +14,6 @@ pub enum SampleRing {
 }
 
 impl SampleRing {
-    /// Starts or resumes sampling.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         match self {
             Self::Perf(ring) => ring.start(),
@@ -22,7 +21,6 @@ impl SampleRing {
         }
     }
 
-    /// Stops sampling until the next start.
     pub(crate) fn pause(&self) {
         match self {
             Self::Perf(ring) => ring.pause(),
@@ -38,7 +36,6 @@ impl SampleRing {
         }
     }
 
-    /// The word that moves when a sample is taken.
     pub(super) fn position_word(&self) -> &AtomicU64 {
         match self {
             Self::Perf(ring) => ring.head_word(),
@@ -46,7 +43,6 @@ impl SampleRing {
         }
     }
 
-    /// The position that hooks read.
     pub fn position(&self) -> u64 {
         self.position_word().load(Ordering::Acquire)
     }

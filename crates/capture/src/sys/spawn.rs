@@ -13,10 +13,6 @@ pub const STACK_BYTES: usize = 2 * 1024 * 1024;
 /// Starts a thread of the layer. All signals except those that the thread's own instructions raise are blocked on it,
 /// so the program receives its signals on its own threads, and a refused write is an error instead of `SIGXFSZ` or
 /// `SIGPIPE`. Threads that it starts inherit the mask.
-///
-/// # Errors
-///
-/// If the system does not allow it.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,

@@ -16,8 +16,7 @@ use super::live_stack::{LiveStack, Registers, live_registers};
 
 /// What a [`TaskWaker`] reports to.
 pub trait WakerObserver: Send + Sync + Sized + 'static {
-    /// Made of [`clone`], [`wake`], [`wake_by_ref`] and [`drop_waker`] of this type. A static, since wakers are equal
-    /// only if their vtables have the same address.
+    /// Made by [`waker_vtable`]. A static, since wakers are equal only if their vtables have the same address.
     fn vtable() -> &'static RawWakerVTable;
 
     /// The waker is cloned inside the poll, on the polling thread. The stack is `None` if it cannot be read. The clone
@@ -214,12 +213,16 @@ fn untagged<T>(data: *const ()) -> *const TaskWaker<T> {
     data.map_addr(|address| address & !(TAGS - 1)).cast()
 }
 
-/// For a vtable of [`WakerObserver::vtable`].
-///
+/// The functions of the wakers that report to such an observer.
+pub const fn waker_vtable<T: WakerObserver>() -> RawWakerVTable {
+    RawWakerVTable::new(clone::<T>, wake::<T>, wake_by_ref::<T>, drop_waker::<T>)
+}
+
 /// # Safety
 ///
-/// `data` must be that of a waker of [`TaskWaker::poll`] of the same type, or a clone of one. Only wakers call it.
-pub unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
+/// For all four: `data` must be that of a waker of [`TaskWaker::poll`] of the same type, or a clone of one. Only wakers
+/// call them.
+unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     let registers = live_registers!();
     // SAFETY: a waker is alive as long as it can be cloned, and holds a reference or is that of a poll.
     let this = unsafe { &*untagged::<T>(data) };
@@ -232,12 +235,10 @@ pub unsafe fn clone<T: WakerObserver>(data: *const ()) -> RawWaker {
     RawWaker::new(untagged::<T>(data).wrapping_byte_add(tag).cast(), T::vtable())
 }
 
-/// For a vtable of [`WakerObserver::vtable`].
-///
 /// # Safety
 ///
 /// As for [`clone`]; the waker must not be used any more.
-pub unsafe fn wake<T: WakerObserver>(data: *const ()) {
+unsafe fn wake<T: WakerObserver>(data: *const ()) {
     let registers = live_registers!();
     // SAFETY: takes over the reference of the waker, which is a clone: that of a poll is only lent.
     let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
@@ -249,12 +250,10 @@ pub unsafe fn wake<T: WakerObserver>(data: *const ()) {
     }
 }
 
-/// For a vtable of [`WakerObserver::vtable`].
-///
 /// # Safety
 ///
 /// As for [`clone`].
-pub unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
+unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
     let registers = live_registers!();
     // SAFETY: as in `clone`.
     let this = unsafe { &*untagged::<T>(data) };
@@ -270,12 +269,10 @@ pub unsafe fn wake_by_ref<T: WakerObserver>(data: *const ()) {
     }
 }
 
-/// For a vtable of [`WakerObserver::vtable`].
-///
 /// # Safety
 ///
 /// As for [`wake`].
-pub unsafe fn drop_waker<T: WakerObserver>(data: *const ()) {
+unsafe fn drop_waker<T: WakerObserver>(data: *const ()) {
     // SAFETY: as in `wake`.
     let this = unsafe { Arc::from_raw(untagged::<T>(data)) };
     if this.is_polled_here() {

@@ -21,15 +21,13 @@ pub(crate) struct SampleRequest {
     pub position_step: u64,
     /// The signal that a timer must send; `None` to choose one.
     pub signal: Option<i32>,
-    /// By how much the clock of perf's records is ahead of this process', which may be in a time namespace.
-    pub records_ahead_ns: i64,
 }
 
 /// The bounds of a stack that are not known. A timer's handler then finds out how much of it is mapped.
-pub const ANY_STACK: Range<u64> = 0..u64::MAX;
+pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
 
 /// The most bytes of a stack that are copied for a sample: what fits into one perf record.
-pub const MOST_STACK_COPIED: u32 = 65_448;
+pub const MAX_STACK_COPIED: u32 = 65_448;
 
 /// A thread's own stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +80,23 @@ impl OsThread {
     pub fn name(&self) -> String {
         let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(name).into_owned()
+    }
+}
+
+/// What the kernel says of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadStat {
+    pub thread: OsThread,
+    /// The letter of its state, as in `proc_pid_stat(5)`.
+    pub state: u8,
+    /// For how long it ran in user code: the kernel divides the CPU time by what it found at its ticks.
+    pub(crate) user_ns: Option<u64>,
+}
+
+impl ThreadStat {
+    /// Whether it is blocked, and not running, runnable or stopped.
+    pub fn is_blocked(self) -> bool {
+        matches!(self.state, b'S' | b'D')
     }
 }
 
@@ -140,52 +155,41 @@ impl WhyRefused {
     }
 }
 
-/// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "only Linux has such filters")]
-pub enum FilteredSyscall {
-    /// Including the `ioctl`s of its events.
-    PerfEventOpen,
-    TimerCreate,
-    TimerSettime,
-    TimerDelete,
-    ProcessVmReadv,
-    /// The CPU clock of a thread: other clocks are read without a system call.
-    ClockGettime,
-    Getrusage,
-    Statfs,
-    /// Including the size of the file.
-    MemfdCreate,
+macro_rules! filtered_syscalls {
+    ($($(#[doc = $doc:literal])* $call:ident $name:literal)+) => {
+        /// System calls that an ordinary service does not need, so a seccomp filter may kill the process for making them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(dead_code, reason = "only Linux has such filters")]
+        pub enum FilteredSyscall {
+            $($(#[doc = $doc])* $call,)+
+        }
+
+        impl FilteredSyscall {
+            #[allow(dead_code, reason = "only Linux has such filters")]
+            pub(crate) const ALL: &[Self] = &[$(Self::$call),+];
+
+            /// The name that filters use.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$call => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl FilteredSyscall {
-    #[allow(dead_code, reason = "only Linux has such filters")]
-    pub(crate) const ALL: [Self; 9] = [
-        Self::PerfEventOpen,
-        Self::TimerCreate,
-        Self::TimerSettime,
-        Self::TimerDelete,
-        Self::ProcessVmReadv,
-        Self::ClockGettime,
-        Self::Getrusage,
-        Self::Statfs,
-        Self::MemfdCreate,
-    ];
-
-    /// The name that filters use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PerfEventOpen => "perf_event_open",
-            Self::TimerCreate => "timer_create",
-            Self::TimerSettime => "timer_settime",
-            Self::TimerDelete => "timer_delete",
-            Self::ProcessVmReadv => "process_vm_readv",
-            Self::ClockGettime => "clock_gettime",
-            Self::Getrusage => "getrusage",
-            Self::Statfs => "statfs",
-            Self::MemfdCreate => "memfd_create",
-        }
-    }
+filtered_syscalls! {
+    /// Including the `ioctl`s of its events.
+    PerfEventOpen "perf_event_open"
+    TimerCreate "timer_create"
+    TimerSettime "timer_settime"
+    TimerDelete "timer_delete"
+    ProcessVmReadv "process_vm_readv"
+    /// The CPU clock of a thread: other clocks are read without a system call.
+    ClockGettime "clock_gettime"
+    Getrusage "getrusage"
+    /// Including the size of the file.
+    MemfdCreate "memfd_create"
 }
 
 /// A thread that is blocked in the kernel.
@@ -235,7 +239,6 @@ pub(crate) struct LoadedModule {
     pub(crate) notes: Vec<Range<u64>>,
 }
 
-/// A part of a file in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MappedPart {
     pub(crate) addresses: Range<u64>,
@@ -250,7 +253,6 @@ pub(crate) struct ModuleLoads {
     pub(crate) unloaded: u64,
 }
 
-/// The loaded modules.
 #[derive(Debug)]
 pub(crate) struct ModuleList {
     pub(crate) loads: ModuleLoads,

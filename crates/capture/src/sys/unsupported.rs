@@ -4,7 +4,6 @@
 //! kernel is refused with [`WhyRefused::OtherSystem`].
 #![allow(unsafe_code, reason = "copies bytes that may belong to any object")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
@@ -18,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
-    SampleRequest, Schedstat, ThreadStack, WhyRefused,
+    SampleRequest, Schedstat, ThreadStack, ThreadStat, WhyRefused,
 };
 use crate::sys::Waker;
 
@@ -89,23 +88,16 @@ pub unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, length) }
 }
 
-fn layout(bytes: usize) -> Option<Layout> {
-    Layout::from_size_align(bytes, 4_096).ok().filter(|_| bytes > 0)
-}
-
 pub fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
-    // SAFETY: the layout is not empty.
-    NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) })
+    NonNull::new(Box::leak(vec![0_u8; bytes].into_boxed_slice()).as_mut_ptr())
 }
 
 /// # Safety
 ///
 /// As on Linux.
 pub unsafe fn unmap_memory(start: NonNull<u8>, bytes: usize) {
-    if let Some(layout) = layout(bytes) {
-        // SAFETY: the layout with which it was allocated.
-        unsafe { dealloc(start.as_ptr(), layout) };
-    }
+    // SAFETY: the caller's, and it was leaked with that length.
+    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.as_ptr(), bytes)) });
 }
 
 fn refused<T>() -> Result<T, WhyRefused> {
@@ -154,17 +146,14 @@ stubs! {
     fn is_traced() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
-    fn open_switch_ring(_: usize, _: u32, _: i64) -> Result<PerfRing, WhyRefused> = refused();
+    fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack, _: &Waker) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: u32) -> Result<(), WhyRefused> = refused();
     fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
-    fn thread_and_state(_: u32) -> io::Result<(OsThread, u8)> = unsupported();
-    fn user_ns_of(_: u32) -> Option<u64> = None;
+    fn stat_of(_: u32) -> io::Result<ThreadStat> = unsupported();
     fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
     fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
-    fn control_groups_of(_: u32) -> io::Result<String> = unsupported();
-    fn is_blocked(_: u32) -> Option<bool> = None;
     fn switches_of(_: u32) -> Option<u64> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
@@ -180,18 +169,14 @@ stubs! {
         ModuleList {
             loads: ModuleLoads::default(), modules: Vec::new(), listed: 0, has_files: true
         };
-    fn kernel_symbols() -> io::Result<io::Empty> = unsupported();
     fn path_of_open(_: &File, _: usize) -> PathBuf = PathBuf::new();
-    fn keep_perf_on() -> Result<PerfEvent, WhyRefused> = refused();
+    fn open_keep_alive() -> Result<PerfEvent, WhyRefused> = refused();
     fn memory_file() -> io::Result<File> = unsupported();
-    fn check_room(_: &Path) -> io::Result<()> = Ok(());
     fn tick_source() -> TickSource = TickSource::Raw;
     fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");
-    fn process_id() -> u32 = std::process::id();
     /// No mutex is known to have an owner.
     fn owner_of_lock(_: Call) -> Option<u32> = None;
     fn forbidden_calls() -> std::iter::Empty<FilteredSyscall> = std::iter::empty();
-    fn create_private_directory(path: &Path) -> io::Result<()> = std::fs::create_dir_all(path);
     /// No module is known here whose file could be opened.
     fn open_without_waiting(path: &Path) -> io::Result<File> = File::open(path);
     #[cfg(test)]
@@ -277,14 +262,6 @@ impl Files {
     pub fn still_owned(&self) -> bool {
         true
     }
-}
-
-/// Creates a file that only its owner can read, where files have modes.
-pub fn create_private_file(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.write(true).create_new(true).open(path)
 }
 
 /// Opens the regular file at that path for reading, if there is one. Does not follow a link.

@@ -1,46 +1,19 @@
-//! What the system and the allocator count for a thread, and sums of it.
+//! What the system and the allocator count for a thread.
 
-use std::array;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Sums of [`Usage`] over threads.
-#[derive(Debug, Default)]
-pub struct UsageSums([AtomicU64; Usage::COUNTS]);
-
-impl UsageSums {
-    pub fn add(&self, more: &Usage) {
-        for (sum, more) in self.0.iter().zip(more.counts()) {
-            if more != 0 {
-                sum.fetch_add(more, Ordering::Relaxed);
-            }
-        }
-    }
-
-    pub fn get(&self) -> Usage {
-        let mut sums = self.0.iter();
-        let next = |_| sums.next().map_or(0, |sum| sum.load(Ordering::Relaxed));
-        Usage::from_counts(array::from_fn(next))
-    }
-
-    pub fn clear(&self) {
-        self.0.iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
-    }
-}
-
-macro_rules! usage {
-    ($($(#[doc = $doc:literal])* $count:ident)+) => {
-        /// What the system counts for a thread since it started, or the part of it that a span had.
+macro_rules! counts {
+    ($(#[doc = $of:literal])+ $name:ident: $($(#[doc = $doc:literal])+ $count:ident)+) => {
+        $(#[doc = $of])+
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Usage {
-            $($(#[doc = $doc])* pub $count: u64,)+
+        pub struct $name {
+            $($(#[doc = $doc])+ pub $count: u64,)+
         }
 
-        impl Usage {
+        impl $name {
             /// The number of counts.
             pub const COUNTS: usize = [$(stringify!($count)),+].len();
 
             /// All counts, in the order of the fields.
-            pub fn counts(&self) -> [u64; Self::COUNTS] {
+            pub fn counts(self) -> [u64; Self::COUNTS] {
                 [$(self.$count),+]
             }
 
@@ -48,11 +21,23 @@ macro_rules! usage {
             pub fn from_counts([$($count),+]: [u64; Self::COUNTS]) -> Self {
                 Self { $($count),+ }
             }
+
+            /// The difference to an earlier count.
+            pub fn since(self, before: Self) -> Self {
+                Self { $($count: self.$count.saturating_sub(before.$count)),+ }
+            }
+
+            /// The sum of both.
+            pub fn and(self, more: Self) -> Self {
+                Self { $($count: self.$count.saturating_add(more.$count)),+ }
+            }
         }
     };
 }
 
-usage! {
+counts! {
+    /// What the system counts for a thread since it started, or the part of it that a span had.
+    Usage:
     /// Page faults without disk I/O.
     minor_faults
     /// Page faults with disk I/O.
@@ -78,54 +63,23 @@ usage! {
 }
 
 impl Usage {
-    /// The usage since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        let mut counts = self.counts();
-        for (count, before) in counts.iter_mut().zip(before.counts()) {
-            *count = count.saturating_sub(before);
-        }
-        Self::from_counts(counts)
-    }
-
     /// Without the counts that start at 0 when the thread is attached.
     pub fn without_session(self) -> Self {
         Self { cycles: 0, instructions: 0, cache_misses: 0, preempted_ns: 0, ..self }
     }
 }
 
-/// What was allocated and freed, in bytes as they were requested and in calls.
-///
-/// A reallocation counts as an allocation of the new size and a free of the old one. A failed allocation does not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Allocations {
+counts! {
+    /// What was allocated and freed, in bytes as they were requested and in calls.
+    ///
+    /// A reallocation counts as an allocation of the new size and a free of the old one. A failed allocation does not count.
+    Allocations:
     /// Bytes allocated.
-    pub allocated_bytes: u64,
+    allocated_bytes
     /// The number of allocations.
-    pub allocations: u64,
+    allocations
     /// Bytes freed, wherever they were allocated.
-    pub freed_bytes: u64,
+    freed_bytes
     /// The number of frees.
-    pub frees: u64,
-}
-
-impl Allocations {
-    /// The difference to an earlier count.
-    pub fn since(self, before: Self) -> Self {
-        Self {
-            allocated_bytes: self.allocated_bytes.saturating_sub(before.allocated_bytes),
-            allocations: self.allocations.saturating_sub(before.allocations),
-            freed_bytes: self.freed_bytes.saturating_sub(before.freed_bytes),
-            frees: self.frees.saturating_sub(before.frees),
-        }
-    }
-
-    /// The sum of both.
-    pub fn and(self, more: Self) -> Self {
-        Self {
-            allocated_bytes: self.allocated_bytes.saturating_add(more.allocated_bytes),
-            allocations: self.allocations.saturating_add(more.allocations),
-            freed_bytes: self.freed_bytes.saturating_add(more.freed_bytes),
-            frees: self.frees.saturating_add(more.frees),
-        }
-    }
+    frees
 }

@@ -16,6 +16,7 @@ use super::rules::FrameRule;
 use super::signal::Interrupted;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder, end_beyond};
+use crate::sys::ANY_STACK;
 
 /// Replaces an unknown frame pointer: an address that no processor accepts. It is below 2^63, since framehop uses
 /// signed arithmetic and would cache an overflow as a rule.
@@ -38,7 +39,6 @@ pub(super) enum CallMatch {
     Other,
 }
 
-/// A frame that is to be unwound.
 #[derive(Clone, Copy)]
 pub(super) struct FrameToUnwind {
     pub(super) address: FrameAddress,
@@ -56,7 +56,6 @@ pub(super) enum Stop {
     InLibrary(u64, u64),
 }
 
-/// The copy of a stack.
 pub(super) struct ScannedStack<F> {
     pub(super) bottom: u64,
     pub(super) word: F,
@@ -88,7 +87,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         frames.push(self.modules.frame(pc));
         let stack = ScannedStack { bottom: sp, word: stack, most_frames };
         let first = FrameToUnwind { address: FrameAddress::from_instruction_pointer(pc), sp };
-        match self.walk(first, UNKNOWN, &stack, frames, None) {
+        let found = match self.walk(first, UNKNOWN, &stack, frames, None) {
             Stop::At(end) | Stop::BelowHandler(end) => (end, None),
             Stop::InLibrary(sp, fp) => {
                 let known = frames.len();
@@ -102,7 +101,9 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                     _ => (self.end_at(frame.address), None),
                 }
             }
-        }
+        };
+        self.own_stack = ANY_STACK;
+        found
     }
 
     /// Finds the caller of a frame, and from it all frames above. The result is `At` or `BelowHandler`.

@@ -1,6 +1,5 @@
 //! The encodings of call instructions, decoded backwards from their last byte.
 
-/// The length of the longest call in bytes.
 pub(super) const LONGEST: usize = 8;
 
 /// A function that does little but jump to another does so within this many bytes.
@@ -37,7 +36,6 @@ impl SavedFrame {
     }
 }
 
-/// The target of a call or jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallTarget {
     Address(u64),

@@ -18,16 +18,17 @@ pub struct FileContent {
 
 const PIECE: u64 = 4 << 10;
 /// Beside a build id, which a linker script can set, too.
-const FEW: u64 = 32 << 10;
+const MAX_WITH_BUILD_ID: u64 = 32 << 10;
 /// Of a library without a build id: all of most.
-const MANY: u64 = 8 << 20;
+const MAX_WITHOUT_BUILD_ID: u64 = 8 << 20;
 /// What a debugger needs can be stripped from a file while it is loaded, and this header says where that is.
 const ELF_HEADER: u64 = 64;
 
 impl FileContent {
     /// Reads it from memory.
     pub(super) fn of(module: &LoadedModule, is_program: bool, has_build_id: bool) -> Option<Self> {
-        let most_bytes = if is_program || has_build_id { FEW } else { MANY };
+        let most_bytes =
+            if is_program || has_build_id { MAX_WITH_BUILD_ID } else { MAX_WITHOUT_BUILD_ID };
         let (mut parts, mut hasher) = (Vec::new(), DefaultHasher::new());
         for part @ MappedPart { addresses, file_offset } in &module.loaded {
             let is_read_only =
@@ -62,7 +63,6 @@ impl FileContent {
     }
 }
 
-/// Where the pieces of a part begin, and their lengths.
 fn pieces(length: u64, most_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let step = (length / (most_bytes / PIECE)).max(PIECE);
     let number = length.div_ceil(step);

@@ -1,7 +1,7 @@
 //! The program and its libraries, in a form that remains valid after they are unloaded.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,18 +20,15 @@ use crate::sys::{
 pub struct Module {
     /// A number that no other module has or had.
     pub serial: u64,
-    /// The displayed name.
     pub name: String,
     /// The file that was mapped at its code when it was found.
     pub file: Result<MappedFile, NoFile>,
     /// What the loader calls it.
     pub loader_name: PathBuf,
     pub is_program: bool,
-    /// The GNU build id.
     pub build_id: Option<Vec<u8>>,
     /// Of a library, and of a program without a build id.
     pub content: Option<FileContent>,
-    /// Its code, as addresses in the file.
     pub start: u64,
     pub end: u64,
     /// The offset of `start` in the file.
@@ -43,7 +40,7 @@ pub struct Module {
     is_loaded: AtomicBool,
 }
 
-/// A number that a [`Module`] keeps until it is forgotten.
+/// The number of a [`Module`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleId(u16);
 
@@ -90,11 +87,9 @@ impl ModuleAddress {
 /// Modules that were found, and the addresses of those that are currently loaded.
 #[derive(Debug, Default)]
 pub struct Modules {
-    /// By number, from 1 on; `None` where one was forgotten.
-    all: Vec<Option<Arc<Module>>>,
+    /// By number, from 1 on.
+    all: Vec<Arc<Module>>,
     numbers: HashMap<ModuleKey, ModuleId>,
-    free: Vec<ModuleId>,
-    last_serial: u64,
     program: Option<ModuleId>,
     /// Sorted by their starts.
     loaded: Vec<Loaded>,
@@ -106,8 +101,6 @@ pub struct Modules {
     newest: u64,
     /// The number of unloads before a stack was copied that is being unwound, if modules are newer than that.
     copied_after: Option<u64>,
-    /// How many were needed when some were forgotten last.
-    needed: usize,
 }
 
 /// What makes a file loaded again the same module.
@@ -120,10 +113,8 @@ struct ModuleKey {
     code: Range<u64>,
 }
 
-/// The highest number is the kernel's.
-const MOST: usize = IN_KERNEL as usize - 1;
-/// With fewer modules than that, none is forgotten.
-const FEW: usize = 1_024;
+/// The highest number is the kernel's. Of what is loaded beyond that, frames are addresses.
+const MAX_MODULES: usize = IN_KERNEL as usize - 1;
 
 #[derive(Clone, Debug)]
 struct Loaded {
@@ -217,18 +208,14 @@ impl Modules {
                     let module = framehop_module(listed, start, end, tables.clone());
                     changes.push(ModuleChange::Added(module));
                     let code = program_memory(start..end);
-                    let (segments, eh_frame_hdr) =
-                        (listed.code.clone(), listed.eh_frame_hdr.clone());
-                    let bias = listed.bias;
-                    let is_certain = false;
                     Loaded {
                         start,
                         end,
-                        bias,
+                        bias: listed.bias,
                         id,
-                        segments,
-                        eh_frame_hdr,
-                        is_certain,
+                        segments: listed.code.clone(),
+                        eh_frame_hdr: listed.eh_frame_hdr.clone(),
+                        is_certain: false,
                         tables,
                         code,
                         since,
@@ -366,36 +353,13 @@ impl Modules {
         found.filter(|entry| address < entry.end)
     }
 
-    /// A module, whether it is still loaded or not, unless it was forgotten.
+    /// A module, whether it is still loaded or not.
     pub fn get(&self, id: ModuleId) -> Option<&Arc<Module>> {
-        self.all.get(usize::from(id.0).checked_sub(1)?)?.as_ref()
+        self.all.get(usize::from(id.0).checked_sub(1)?)
     }
 
-    /// The program itself.
     pub fn program(&self) -> Option<ModuleId> {
         self.program
-    }
-
-    /// Whether enough are known that it is worth to look for those to forget.
-    pub(crate) fn is_many(&self) -> bool {
-        let many = self.needed.saturating_mul(2).clamp(FEW, MOST - FEW);
-        self.numbers.len() >= many
-    }
-
-    /// Forgets the modules that are not loaded, except for some. Their numbers are given to others.
-    pub(crate) fn forget(&mut self, except: &HashSet<ModuleId>) {
-        let loaded: HashSet<_> = self.loaded.iter().map(|entry| entry.id).collect();
-        let is_needed = |id: &ModuleId| [&loaded, except].iter().any(|needed| needed.contains(id));
-        let (all, free) = (&mut self.all, &mut self.free);
-        self.numbers.retain(|_, id| {
-            let is_kept = is_needed(id) || self.program == Some(*id);
-            if !is_kept && let Some(module) = all.get_mut(usize::from(id.0).wrapping_sub(1)) {
-                *module = None;
-                free.push(*id);
-            }
-            is_kept
-        });
-        self.needed = self.numbers.len();
     }
 
     /// Whether what is loaded is what was loaded there before. The loader can map another library at the same address.
@@ -419,20 +383,15 @@ impl Modules {
         if let Some(known) = self.numbers.get(&key) {
             return Some(*known);
         }
-        let id = match self.free.pop() {
-            Some(id) => id,
-            None if self.all.len() < MOST => {
-                self.all.push(None);
-                ModuleId(u16::try_from(self.all.len()).ok()?)
-            }
-            None => return None,
-        };
+        if self.all.len() >= MAX_MODULES {
+            return None;
+        }
+        let serial = self.all.len() as u64 + 1;
+        let id = ModuleId(u16::try_from(serial).ok()?);
         if module.is_program {
             self.program = Some(id);
         }
-        self.last_serial += 1;
-        let module = Module { serial: self.last_serial, ..module };
-        *self.all.get_mut(usize::from(id.0).checked_sub(1)?)? = Some(Arc::new(module));
+        self.all.push(Arc::new(Module { serial, ..module }));
         self.numbers.insert(key, id);
         Some(id)
     }
@@ -528,7 +487,6 @@ fn framehop_module(
     framehop::Module::new(String::new(), start..end, listed.bias, sections)
 }
 
-/// The GNU build id among a module's notes, read from memory.
 fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
     const MAX_NOTE_BYTES: u64 = 64 * 1024;
     let notes = module.notes.iter().filter(|notes| notes.end - notes.start <= MAX_NOTE_BYTES);
@@ -787,31 +745,6 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_come_and_go_are_forgotten_unless_a_stack_has_them() {
-        let mut modules = Confirmed::default();
-        let mut held = Vec::new();
-        for number in 0..70_000_u32 {
-            let name = format!("/{number}.so");
-            modules
-                .update(&[library("/always.so", 0x10_0000), library(&name, 0x70_0000)], usize::MAX);
-            let frame = modules.frame(0x70_1234);
-            assert_eq!(frame.kernel_address(), None, "{number}");
-            assert_eq!(path_of(&modules, 0x70_1234), Some(name.as_str()));
-            if number % 1_000 == 7 {
-                held.push((frame.module().unwrap(), name));
-            }
-            if modules.is_many() {
-                modules.forget(&held.iter().map(|(id, _)| *id).collect());
-            }
-        }
-        assert!(modules.all.len() < 2 * FEW, "{}", modules.all.len());
-        for (id, name) in &held {
-            assert_eq!(modules.get(*id).unwrap().name, *name);
-        }
-        assert_eq!(path_of(&modules, 0x10_1234), Some("/always.so"));
-    }
-
-    #[test]
     fn no_module_has_the_number_of_the_kernel() {
         let mut modules = Confirmed::default();
         let list: Vec<_> = (0..66_000_u64)
@@ -827,13 +760,7 @@ mod tests {
                 None => unknown += 1,
             }
         }
-        assert_eq!(unknown, list.len() - MOST);
-        // Those that are gone leave their numbers to others.
-        modules.update(&list[MOST..], usize::MAX);
-        modules.forget(&HashSet::new());
-        modules.update(&list[MOST..], usize::MAX);
-        let last = list.last().unwrap();
-        assert_eq!(path_of(&modules, last.bias + 0x1234), Some("/65999.so"));
+        assert_eq!(unknown, list.len() - MAX_MODULES);
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(super) struct Places {
     saved: HashMap<Range<u64>, SavedFrames>,
     /// Where the jumps of a function lead.
     jumps: HashMap<u64, Arc<[u64]>>,
-    mappings: Mappings,
+    pub(super) mappings: Mappings,
 }
 
 impl Default for Places {
@@ -112,16 +112,6 @@ impl Places {
         self.jumps.insert(function, to);
     }
 
-    /// The mapping outside of modules that contains this address, if it is executable.
-    pub(super) fn find_mapping(&mut self, address: u64) -> Option<Range<u64>> {
-        self.mappings.find(address)
-    }
-
-    /// The same, if it is known already.
-    pub(super) fn mapping(&self, address: u64) -> Option<Range<u64>> {
-        self.mappings.get(address)
-    }
-
     /// Forgets all but the mappings outside of modules.
     pub(super) fn forget_known(&mut self) {
         self.known.fill(CodePlace::new(0));
@@ -147,7 +137,7 @@ impl Places {
 
 /// The executable mappings of the process, by address. Only for code that is in no module: of a just-in-time compiler.
 #[derive(Debug, Default)]
-struct Mappings {
+pub(super) struct Mappings {
     executable: Vec<Range<u64>>,
     /// A place outside of modules was asked for.
     are_used: bool,
@@ -158,13 +148,15 @@ struct Mappings {
 const PAUSE: u32 = 100;
 
 impl Mappings {
-    fn get(&self, address: u64) -> Option<Range<u64>> {
+    /// The mapping outside of modules that contains this address, if it is known already.
+    pub(super) fn get(&self, address: u64) -> Option<Range<u64>> {
         let after = self.executable.partition_point(|mapping| mapping.start <= address);
         let found = after.checked_sub(1).and_then(|at| self.executable.get(at))?;
         found.contains(&address).then(|| found.clone())
     }
 
-    fn find(&mut self, address: u64) -> Option<Range<u64>> {
+    /// The same, if it is executable.
+    pub(super) fn find(&mut self, address: u64) -> Option<Range<u64>> {
         if self.get(address).is_none() && self.are_due() {
             let start = Instant::now();
             self.executable = executable_mappings().unwrap_or_default();

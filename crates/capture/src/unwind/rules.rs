@@ -9,13 +9,10 @@ use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
 
 use crate::sys::Registers;
 
-/// A row of unwind tables.
 pub(crate) type TableRow = gimli::UnwindTableRow<usize>;
 
-/// The entries of a module.
 pub(super) type TableFrames<'a> = gimli::EhFrame<gimli::EndianSlice<'a, gimli::NativeEndian>>;
 
-/// How a frame is unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameRule {
     /// By a row that framehop follows.
@@ -26,12 +23,10 @@ pub(crate) enum FrameRule {
     Computed,
     /// It has no caller: the first function of a thread, or the program's.
     First,
-    /// There is no row.
     Missing,
 }
 
-/// The maximum operations of an expression.
-const MOST_OPERATIONS: u32 = 1_000;
+const MAX_OPERATIONS: u32 = 1_000;
 
 impl FrameRule {
     /// Framehop follows rows that refer to the stack pointer, or to the frame pointer with the usual prologue.
@@ -76,7 +71,7 @@ pub(super) fn follow(
     };
     let mut evaluate = |expression: &gimli::UnwindExpression<usize>, cfa: Option<u64>| {
         let mut evaluation = expression.get(frames).ok()?.evaluation(encoding);
-        evaluation.set_max_iterations(MOST_OPERATIONS);
+        evaluation.set_max_iterations(MAX_OPERATIONS);
         if let Some(cfa) = cfa {
             evaluation.set_initial_value(cfa);
         }

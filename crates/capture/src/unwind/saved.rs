@@ -49,7 +49,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             return None;
         }
         let of_module = self.modules.segment(code.end);
-        let mapping = of_module.clone().or_else(|| self.places.find_mapping(code.end))?;
+        let mapping = of_module.clone().or_else(|| self.places.mappings.find(code.end))?;
         let read = mapping.start.max(code.start)..code.end;
         let bytes = match of_module {
             Some(_) => self.modules.bytes(read)?,
@@ -133,15 +133,15 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         registers: &mut M::UnwindRegs,
         read: &mut impl FnMut(u64) -> Result<u64, ()>,
     ) -> Option<u64> {
-        const MOST_PUSHED: u64 = 2;
-        const MOST_CALLERS: usize = 4;
+        const MAX_PUSHED: u64 = 2;
+        const MAX_CALLERS: usize = 4;
         let (sp, fp) = (M::stack_pointer(registers), M::frame_pointer(registers));
-        (sp..=sp.saturating_add(8 * MOST_PUSHED)).step_by(8).find_map(|at| {
+        (sp..=sp.saturating_add(8 * MAX_PUSHED)).step_by(8).find_map(|at| {
             let word = M::unsigned(read(at).ok()?);
             let mut frame = FrameAddress::from_return_address(word)?;
             let above = at.checked_add(8)?;
             let mut found = M::few_registers(word, above, fp);
-            for _ in 0..MOST_CALLERS {
+            for _ in 0..MAX_CALLERS {
                 let place = self.place(frame.address_for_lookup());
                 if place.before_next != BeforeNext::Call || place.rule == FrameRule::Missing {
                     break;

@@ -8,7 +8,6 @@ use gimli::UnwindSection as _;
 use super::rules::{TableFrames, TableRow};
 use crate::sys::{LoadedModule, program_memory, read_own_memory};
 
-/// Bytes of a module.
 #[derive(Clone, Debug)]
 pub enum TableBytes {
     /// Of the program itself, which is never unloaded.

@@ -17,7 +17,7 @@ use super::places::{BeforeNext, CodePlace, Places};
 use super::rules::{self, FrameRule};
 use super::signal;
 use super::tables::TableBytes;
-use crate::sys::{ANY_STACK, MOST_STACK_COPIED, Registers, read_own_memory};
+use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,17 +54,16 @@ pub struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) cache: M::Cache,
     pub(super) modules: Modules,
     pub(super) places: Places,
-    /// Memory for reading rows of tables.
     context: gimli::UnwindContext<usize>,
     listing: ModuleListing,
     /// Some samples of this reading are left to be read next time.
-    has_left: bool,
+    pub(crate) has_left: bool,
     /// The own stack of the thread that is unwound next, if it is known.
     pub own_stack: Range<u64>,
 }
 
 /// A library can be loaded or unloaded while the list is read.
-const MOST_TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -95,7 +94,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Updates the list of libraries after one was loaded or unloaded; cheap if there was no change.
     pub fn refresh(&mut self) {
         self.places.forget_changing();
-        for _ in 0..MOST_TRIES {
+        for _ in 0..MAX_TRIES {
             let Some(changed) = self.listing.read() else { return };
             self.update(&changed);
             // What was only loaded is listed next time.
@@ -111,16 +110,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.listing.is_outdated()
     }
 
-    /// The reading of all samples begins.
     pub fn begin_reading(&mut self) {
         self.has_left = false;
         self.listing.begin_reading();
         self.modules.begin_reading();
-    }
-
-    /// Some samples are left to be read next time.
-    pub fn leave_samples(&mut self) {
-        self.has_left = true;
     }
 
     /// It has ended: samples that are read from now on were taken after it began, unless some were left.
@@ -148,13 +141,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         &self.modules
     }
 
-    /// Forgets modules that are neither loaded nor in `stacks`, if many are known.
-    pub fn forget_modules(&mut self, frames: impl Iterator<Item = ModuleAddress>) {
-        if self.modules.is_many() {
-            self.modules.forget(&frames.filter_map(ModuleAddress::module).collect());
-        }
-    }
-
     /// The start of the code that signal handlers return to, if an address is in it.
     pub(super) fn signal_return(&self, address: u64) -> Option<u64> {
         let from = address.checked_sub(signal::BEFORE)?;
@@ -168,7 +154,6 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if place.may_be_signal_return { self.signal_return(address) } else { None }
     }
 
-    /// What is known of an address.
     pub(super) fn place(&mut self, address: u64) -> CodePlace {
         if let Some(place) = self.places.get(address) {
             return place;
@@ -183,7 +168,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             place.rule = row.unwrap_or(FrameRule::Missing);
         }
         // In a module, or generated code.
-        let is_code = place.is_in_module || self.places.find_mapping(address).is_some();
+        let is_code = place.is_in_module || self.places.mappings.find(address).is_some();
         if !is_code {
             return place;
         }
@@ -227,14 +212,13 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         code.zip(call).is_none_or(|(code, call)| code.starts_with(call))
     }
 
-    /// Whether an address is in executable memory.
     pub(super) fn is_code(&self, address: u64) -> bool {
         self.modules.is_code(address) || self.generated_code(address).is_some()
     }
 
     /// The mapping of code in no module, if it is known already.
     fn generated_code(&self, address: u64) -> Option<Range<u64>> {
-        self.places.mapping(address).filter(|_| !self.modules.is_contested(address))
+        self.places.mappings.get(address).filter(|_| !self.modules.is_contested(address))
     }
 
     /// The code from an address on, zeros beyond its mapping.
@@ -411,7 +395,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 pub(super) fn end_beyond(own_stack: &Range<u64>, bottom: u64, at: u64) -> UnwindEnd {
     let is_same = own_stack.contains(&at) == own_stack.contains(&bottom);
     match at.checked_sub(bottom) {
-        Some(distance) if is_same && distance < u64::from(MOST_STACK_COPIED) => UnwindEnd::Cut,
+        Some(distance) if is_same && distance < u64::from(MAX_STACK_COPIED) => UnwindEnd::Cut,
         None if is_same => UnwindEnd::Lost,
         _ if read_own_memory(at..at.saturating_add(1)).is_err() => UnwindEnd::Lost,
         _ if is_same => UnwindEnd::TooFar,

@@ -1,7 +1,7 @@
 //! Profiles as files in a directory.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use tracing_profiling_capture::sys;
 
 use super::format::Format;
 use super::resource_from_env;
@@ -108,7 +107,7 @@ impl Directory {
         stem: &str,
         files: &[(&'static str, impl AsRef<[u8]>)],
     ) -> io::Result<Vec<PathBuf>> {
-        sys::create_private_directory(&self.path)?;
+        create_private_directory(&self.path)?;
         let lengths = files.iter().map(|(extension, bytes)| (*extension, bytes.as_ref().len()));
         let lengths: Vec<_> =
             lengths.map(|(extension, length)| (extension, length as u64)).collect();
@@ -233,19 +232,14 @@ impl Directory {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // Missing directories will be created below the nearest existing one.
         let nearest = self.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
-        match sys::check_room(nearest) {
-            // Old profiles can be removed.
-            Err(error) if is_full(&error) && self.has_profiles() => return Ok(()),
-            checked => checked?,
-        }
-        let (pid, number) = (sys::process_id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let (pid, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         // If the process ends before the entry is removed, it is later removed like an old profile.
         let time = file_time(SystemTime::now());
         let probe = nearest.join(format!("{time}-{pid}-check-{number:032x}.tmp"));
         let made = if nearest == self.path {
-            sys::create_private_file(&probe).and_then(|_| fs::remove_file(probe))
+            create_private_file(&probe).and_then(|_| fs::remove_file(probe))
         } else {
-            sys::create_private_directory(&probe).and_then(|()| fs::remove_dir(probe))
+            create_private_directory(&probe).and_then(|()| fs::remove_dir(probe))
         };
         match made {
             // The user's quota is used up, or there is no free inode.
@@ -257,6 +251,22 @@ impl Directory {
     fn has_profiles(&self) -> bool {
         Inventory::list(&self.path).is_ok_and(|inventory| !inventory.profiles.is_empty())
     }
+}
+
+/// Creates a file of mode 0600. Fails if the path exists: it could be a link to another file.
+fn create_private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.write(true).create_new(true).open(path)
+}
+
+/// Creates a directory and its parents with mode 0700, if it does not exist.
+fn create_private_directory(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
 }
 
 /// How often writing is repeated after room was made.
@@ -391,7 +401,7 @@ pub fn stem(profile: &Profile) -> String {
 }
 
 pub(super) fn stem_at(time: SystemTime, name: &str, id: ProfileId) -> String {
-    format!("{}-{}-{}-{id}", file_time(time), sys::process_id(), file_name(name))
+    format!("{}-{}-{}-{id}", file_time(time), std::process::id(), file_name(name))
 }
 
 pub(super) fn file_time(time: SystemTime) -> String {
@@ -448,7 +458,7 @@ pub(super) fn entries_of(dir: &Path) -> io::Result<Vec<(String, fs::Metadata)>> 
 
 /// Writes a file atomically.
 fn write_whole(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
-    let written = sys::create_private_file(temporary)
+    let written = create_private_file(temporary)
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(temporary, path));
     if written.is_err() {

@@ -38,7 +38,7 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
         .with("telemetry.sdk.language", "rust")
         .with("telemetry.sdk.name", "tracing-profiling")
         .with("telemetry.sdk.version", env!("CARGO_PKG_VERSION"))
-        .with("process.pid", sys::process_id())
+        .with("process.pid", std::process::id())
         .with("os.type", env::consts::OS)
         .with("host.arch", architecture());
     let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
@@ -107,7 +107,7 @@ fn instance_id() -> Option<String> {
     static RANDOM: OnceLock<Option<ProfileId>> = OnceLock::new();
     let random = (*RANDOM.get_or_init(|| ProfileId::random().ok()))?;
     // A forked child has the parent's random bytes.
-    let mut bits = u128::from_be_bytes(random.to_bytes()) ^ u128::from(sys::process_id());
+    let mut bits = u128::from_be_bytes(random.to_bytes()) ^ u128::from(std::process::id());
     // Version 4, and the variant of RFC 9562.
     bits = bits & !(0xf << 76) | 0x4 << 76;
     bits = bits & !(0b11 << 62) | 0b10 << 62;

@@ -11,6 +11,6 @@ impl Sampler {
 
     /// Adds a thread that a test has set up.
     pub fn add_scripted(&self, thread: Arc<ThreadShared>) {
-        self.0.queues.new.lock().push(thread);
+        self.0.new.lock().push(thread);
     }
 }

@@ -1,27 +1,22 @@
 //! Inspects a blocked thread from another thread, without affecting it.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::modules::{read_by_system_call, read_own_memory};
 use super::own_files::KernelFile;
 use super::signal::bit;
 use super::texts::{field, mask_in};
 use super::thread::{current_tid, is_own_thread};
-use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, Schedstat, ThreadStat, WhyRefused};
 
 /// Where a thread of this process is blocked; `None` if it is running or runnable.
 ///
 /// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
 /// only to programs that were started with file capabilities, that have changed their user, or are not dumpable.
-///
-/// # Errors
-///
-/// If the file cannot be read, because the thread has ended or the system does not allow it.
 pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
     let bytes = read(tid, "syscall")?;
     Ok(std::str::from_utf8(&bytes).ok().and_then(parse))
@@ -30,14 +25,11 @@ pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
 /// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
 pub fn owner_of_lock(call: Call) -> Option<u32> {
     let Call::PlainFutex(lock) = call else { return None };
-    mutex_at(lock).and_then(owner_of).filter(|owner| is_own_thread(*owner))
-}
-
-/// The state of a mutex of glibc, its depth, its owner, the number of its users, and its kind.
-fn mutex_at(lock: u64) -> Option<[u32; 5]> {
     let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
     let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
-    Some([words.next()?, words.next()?, words.next()?, words.next()?, words.next()?])
+    // The state of the mutex, its depth, its owner, the number of its users, and its kind.
+    let words = [words.next()?, words.next()?, words.next()?, words.next()?, words.next()?];
+    owner_of(words).filter(|owner| is_own_thread(*owner))
 }
 
 /// The owner, if it is a mutex of glibc for which a thread waits. Locks of others have other words there.
@@ -50,53 +42,25 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
     (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
 }
 
-/// Whether a thread of this process is blocked, and not running, runnable or stopped; `None` if that cannot be known.
-///
-/// Reads its state in `/proc/self/task/TID/stat`, which every user may read, also where [`blocked`] is refused.
-pub fn is_blocked(tid: u32) -> Option<bool> {
-    is_blocked_in(&read(tid, "stat").ok()?)
+/// What the kernel says of a thread of this process in `/proc/self/task/TID/stat`, which every user may read, also where
+/// [`blocked`] is refused.
+pub fn stat_of(tid: u32) -> io::Result<ThreadStat> {
+    Ok(stat_in(tid, &read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?)
 }
 
-fn is_blocked_in(stat: &[u8]) -> Option<bool> {
-    Some(matches!(after_name(stat)?.first()?, b'S' | b'D'))
-}
-
-/// For how long a thread of this process ran in user code, in nanoseconds, as far as that is known: the kernel divides the
-/// CPU time by what it found at its ticks.
-pub(crate) fn user_ns_of(tid: u32) -> Option<u64> {
-    Some(user_ticks_in(&read(tid, "stat").ok()?)?.saturating_mul(NS_PER_USER_TICK))
-}
-
-/// `USER_HZ` is 100 on all architectures of this crate.
-const NS_PER_USER_TICK: u64 = 10_000_000;
-
-fn user_ticks_in(stat: &[u8]) -> Option<u64> {
-    // The 14th field, where the name is the second.
-    const AFTER_STATE: usize = 11;
-    let rest = std::str::from_utf8(after_name(stat)?).ok()?;
-    rest.split_ascii_whitespace().nth(AFTER_STATE)?.parse().ok()
-}
-
-/// From the state on. It comes after the name, which can contain anything.
-fn after_name(stat: &[u8]) -> Option<&[u8]> {
-    let end_of_name = stat.iter().rposition(|byte| *byte == b')')?;
-    Some(stat.get(end_of_name + 1..)?.trim_ascii_start())
-}
-
-/// A thread of this process with its name, and the letter of its state, as in `proc_pid_stat(5)`.
-///
-/// # Errors
-///
-/// If the thread has ended, or `/proc` cannot be read.
-pub fn thread_and_state(tid: u32) -> io::Result<(OsThread, u8)> {
-    let (name, state) = name_and_state_in(&read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?;
-    Ok((OsThread::new(tid, &name), state))
-}
-
-fn name_and_state_in(stat: &[u8]) -> Option<(Vec<u8>, u8)> {
+fn stat_in(tid: u32, stat: &[u8]) -> Option<ThreadStat> {
+    /// `USER_HZ` is 100 on all architectures of this crate.
+    const NS_PER_USER_TICK: u64 = 10_000_000;
+    // The name can contain anything.
     let start = stat.iter().position(|byte| *byte == b'(')? + 1;
     let end = stat.iter().rposition(|byte| *byte == b')')?;
-    Some((unescaped(stat.get(start..end)?), *after_name(stat)?.first()?))
+    let name = unescaped(stat.get(start..end)?);
+    let mut fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace();
+    let state = *fields.next()?.as_bytes().first()?;
+    // The 14th field, where the state is the third.
+    let user_ticks = fields.nth(10).and_then(|ticks| ticks.parse::<u64>().ok());
+    let user_ns = user_ticks.map(|ticks| ticks.saturating_mul(NS_PER_USER_TICK));
+    Some(ThreadStat { thread: OsThread::new(tid, &name), state, user_ns })
 }
 
 /// The kernel escapes newlines and backslashes.
@@ -117,20 +81,25 @@ fn read(tid: u32, file: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Fails where `/proc` is that of another PID namespace, which knows threads by other ids.
 fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
-    Ok(format!("/proc/self/task/{}/{file}", id_in_proc(tid)?).into())
+    static IS_OWN: AtomicBool = AtomicBool::new(false);
+    if !IS_OWN.load(Ordering::Relaxed)
+        && let Ok(own) = fs::read_link("/proc/thread-self")
+    {
+        if !own.ends_with(current_tid().to_string()) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        IS_OWN.store(true, Ordering::Relaxed);
+    }
+    Ok(format!("/proc/self/task/{tid}/{file}").into())
 }
 
-/// Opens what [`schedstat`] reads of a thread of this process.
 pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
     KernelFile::open_at(&path(tid, "schedstat")?)
 }
 
-/// What the scheduler has counted for the thread with that file.
-///
-/// # Errors
-///
-/// If the thread has ended, the program has closed the file, or the kernel does not count it.
+/// What the scheduler has counted for the thread with that file. Fails where the kernel does not count it.
 pub fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
     let mut bytes = [0; 128];
     let parsed = schedstat_in(file.text(&mut bytes)?);
@@ -147,71 +116,20 @@ fn schedstat_in(text: &str) -> Option<Schedstat> {
     Some(Schedstat { cpu_ns, run_delay_ns, runs })
 }
 
-/// The control groups of a thread of this process, as in `/proc/self/cgroup`.
-pub fn control_groups_of(tid: u32) -> io::Result<String> {
-    fs::read_to_string(path(tid, "cgroup")?)
-}
-
-/// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
-/// is another one.
-fn id_in_proc(tid: u32) -> io::Result<u32> {
-    thread_local! {
-        /// It has the ids of this process' own namespace, as nearly always. That stays so.
-        static IS_OWN: Cell<bool> = const { Cell::new(false) };
-        /// By the ids in this process' own namespace.
-        static KNOWN: RefCell<BTreeMap<u32, u32>> = const { RefCell::new(BTreeMap::new()) };
-    }
-    if IS_OWN.get() {
-        return Ok(tid);
-    }
-    let own = fs::read_link("/proc/thread-self").ok();
-    let own = own.as_deref().and_then(|own| own.file_name()?.to_str()?.parse().ok());
-    if own.is_none_or(|own: u32| own == current_tid()) {
-        // Without /proc it is not known yet.
-        IS_OWN.set(own.is_some());
-        return Ok(tid);
-    }
-    KNOWN.with_borrow_mut(|known| {
-        let outer = known.get(&tid).copied();
-        if let Some(outer) = outer.filter(|outer| id_in_namespace(*outer) == Some(tid)) {
-            return Ok(outer);
-        }
-        let all = fs::read_dir("/proc/self/task")?.filter_map(|task| {
-            let outer = task.ok()?.file_name().to_str()?.parse().ok()?;
-            Some((id_in_namespace(outer)?, outer))
-        });
-        *known = all.collect();
-        known.get(&tid).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
-    })
-}
-
-/// The id in its own PID namespace of a thread that `/proc` knows by another one.
-fn id_in_namespace(outer: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/self/task/{outer}/status")).ok()?;
-    // From the namespace of `/proc` to the innermost one.
-    field(&status, "NSpid:")?.split_ascii_whitespace().last()?.parse().ok()
-}
-
-/// The threads of this process, by their ids in its own PID namespace.
+/// The ids of this process' threads.
 pub fn own_threads() -> io::Result<Vec<u32>> {
-    const MOST_LISTS: usize = 16;
-    let list = || -> io::Result<Vec<u32>> {
-        let tasks = fs::read_dir("/proc/self/task")?;
-        Ok(tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect())
-    };
-    let (own, mut threads) = (current_tid(), list()?);
-    if id_in_proc(own).ok() != Some(own) {
-        // `/proc` is that of another namespace.
-        return Ok(threads.into_iter().filter_map(id_in_namespace).collect());
-    }
+    const MAX_LISTS: usize = 16;
+    let own = current_tid();
     // If the thread at which the kernel stands has just ended, it goes on by number, and the list can lack others.
-    for _ in 1..MOST_LISTS {
+    for _ in 0..MAX_LISTS {
+        let tasks = fs::read_dir("/proc/self/task")?;
+        let ids = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        let threads: Vec<u32> = ids.collect();
         if threads.contains(&own) {
-            break;
+            return Ok(threads);
         }
-        threads = list()?;
     }
-    Ok(threads)
+    Err(io::ErrorKind::NotFound.into())
 }
 
 /// A thread of this process, with its name; without one if that cannot be read.
@@ -229,7 +147,6 @@ pub(super) fn has_same_filters(tid: u32) -> bool {
     filters_of(tid).is_some_and(|filters| filters_of(current_tid()) == Some(filters))
 }
 
-/// Whether a thread blocks a signal.
 pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
     let blocked = status_of(tid).and_then(|status| mask_in(&status, "SigBlk:"));
     blocked.is_some_and(|blocked| blocked & bit(signal) != 0)
@@ -243,7 +160,6 @@ pub fn switches_of(tid: u32) -> Option<u64> {
     Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
 }
 
-/// What the system says of a thread.
 fn status_of(tid: u32) -> Option<String> {
     fs::read_to_string(path(tid, "status").ok()?).ok()
 }
@@ -310,30 +226,28 @@ fn call(number: i64, [first, second, ..]: [u64; 6]) -> Call {
         libc::SYS_ftruncate => named(&"truncate"),
         libc::SYS_fallocate => named(&"fallocate"),
         libc::SYS_sendfile => named(&"sendfile"),
-        _ => by_old_number(number).map_or(Call::Numbered(number), named),
+        #[cfg(target_arch = "x86_64")]
+        number => call_of_old(number),
+        #[cfg(not(target_arch = "x86_64"))]
+        number => Call::Numbered(number),
     }
 }
 
 /// System calls that newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
-fn by_old_number(number: i64) -> Option<&'static &'static str> {
+fn call_of_old(number: i64) -> Call {
     match number {
-        libc::SYS_epoll_wait => Some(&"epoll_wait"),
-        libc::SYS_poll => Some(&"poll"),
-        libc::SYS_select => Some(&"select"),
-        libc::SYS_open => Some(&"open"),
-        libc::SYS_pause => Some(&"pause"),
-        libc::SYS_vfork => Some(&"vfork"),
-        libc::SYS_stat | libc::SYS_lstat => Some(&"stat"),
-        libc::SYS_unlink => Some(&"unlink"),
-        libc::SYS_rename => Some(&"rename"),
-        _ => None,
+        libc::SYS_epoll_wait => Call::Named(&"epoll_wait"),
+        libc::SYS_poll => Call::Named(&"poll"),
+        libc::SYS_select => Call::Named(&"select"),
+        libc::SYS_open => Call::Named(&"open"),
+        libc::SYS_pause => Call::Named(&"pause"),
+        libc::SYS_vfork => Call::Named(&"vfork"),
+        libc::SYS_stat | libc::SYS_lstat => Call::Named(&"stat"),
+        libc::SYS_unlink => Call::Named(&"unlink"),
+        libc::SYS_rename => Call::Named(&"rename"),
+        _ => Call::Numbered(number),
     }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn by_old_number(_number: i64) -> Option<&'static &'static str> {
-    None
 }
 
 /// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
@@ -385,7 +299,7 @@ pub(super) fn cpu_clock_of(tid: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::super::ring::{RingMemory, page_size};
     use super::*;
@@ -429,9 +343,10 @@ mod tests {
             ("7 (cut)", None),
             ("", None),
         ] {
-            assert_eq!(is_blocked_in(stat.as_bytes()), expected, "{stat}");
+            let found = stat_in(7, stat.as_bytes()).map(|stat| stat.is_blocked());
+            assert_eq!(found, expected, "{stat}");
         }
-        assert_eq!(is_blocked(current_tid()), Some(false), "it runs");
+        assert!(!stat_of(current_tid()).unwrap().is_blocked(), "it runs");
     }
 
     #[test]
@@ -445,32 +360,26 @@ mod tests {
             ("7 (cut)", None),
             ("", None),
         ] {
-            let expected =
-                expected.map(|(name, state): (&str, u8)| (name.as_bytes().to_vec(), state));
-            assert_eq!(name_and_state_in(stat.as_bytes()), expected, "{stat}");
+            let found = stat_in(7, stat.as_bytes());
+            let expected = expected
+                .map(|(name, state): (&str, u8)| (OsThread::new(7, name.as_bytes()), state));
+            assert_eq!(found.map(|stat| (stat.thread, stat.state)), expected, "{stat}");
         }
         let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
             let tid = current_tid();
             assert!(own_threads().unwrap().contains(&tid));
-            thread_and_state(tid).unwrap()
+            stat_of(tid).unwrap()
         });
-        let (thread, state) = listed.unwrap().join().unwrap();
+        let ThreadStat { thread, state, .. } = listed.unwrap().join().unwrap();
         assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
     }
 
     #[test]
     fn user_time_is_counted_in_ticks() {
         let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 100 0 5 0 321 45 0 0 20 0 1 0 999 1 2";
-        assert_eq!(user_ticks_in(stat.as_bytes()), Some(321));
-        assert_eq!(user_ticks_in(b"7 (a) S 1 7"), None);
-        assert!(user_ns_of(current_tid()).is_some());
-    }
-
-    #[test]
-    fn a_thread_knows_its_own_id_in_its_namespace() {
-        let own = current_tid();
-        assert_eq!(id_in_namespace(own), Some(own));
-        assert_eq!(id_in_proc(own).unwrap(), own);
+        assert_eq!(stat_in(7, stat.as_bytes()).unwrap().user_ns, Some(3_210_000_000));
+        assert_eq!(stat_in(7, b"7 (a) S 1 7").unwrap().user_ns, None);
+        assert!(stat_of(current_tid()).unwrap().user_ns.is_some());
     }
 
     #[test]

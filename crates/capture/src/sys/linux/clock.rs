@@ -7,10 +7,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use super::blocked::cpu_clock_of;
 use super::calls::may;
 use super::signal::last_error;
+use super::texts::field;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
 
 /// The source of [`read_ticks`].
@@ -89,7 +91,23 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
     read_by_call(clock).or_else(|| read(clock)).unwrap_or(0)
 }
 
-/// The CPU time of the calling thread, in nanoseconds.
+/// By how much the clock of perf's records is ahead of this process', which in a time namespace has an offset from that of
+/// the initial one: time_namespaces(7).
+pub(super) fn records_ahead_ns() -> i64 {
+    static AHEAD: OnceLock<i64> = OnceLock::new();
+    *AHEAD.get_or_init(|| {
+        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        offset_in(&offsets).unwrap_or(0).saturating_neg()
+    })
+}
+
+/// The offset of monotonic clocks, from `monotonic SECONDS NANOSECONDS`.
+fn offset_in(offsets: &str) -> Option<i64> {
+    let (seconds, ns) = field(offsets, "monotonic")?.split_once(' ')?;
+    let seconds: i64 = seconds.parse().ok()?;
+    seconds.checked_mul(1_000_000_000)?.checked_add(ns.trim().parse().ok()?)
+}
+
 pub fn thread_cpu_ns() -> Option<u64> {
     read_by_call(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -207,6 +225,14 @@ fn read(clock: libc::clockid_t) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_offset_of_a_time_namespace_is_known() {
+        let offsets = "monotonic       -60 000000009\nboottime           1         2\n";
+        assert_eq!(offset_in(offsets), Some(-60_000_000_000 + 9));
+        assert_eq!(offset_in("monotonic           0         0\n"), Some(0));
+        assert_eq!(offset_in(""), None);
+    }
 
     #[test]
     fn the_clock_of_the_c_library_is_in_its_place() {

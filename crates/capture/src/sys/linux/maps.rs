@@ -91,12 +91,10 @@ fn visit(mut each: impl FnMut(&MapLine<'_>) -> bool) -> io::Result<()> {
     Ok(())
 }
 
-/// All mappings of this process, by address.
 pub fn mappings() -> io::Result<Vec<Range<u64>>> {
     addresses_of(|_| true)
 }
 
-/// The executable mappings of this process.
 pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
     addresses_of(|mapping| mapping.is_executable)
 }
@@ -110,7 +108,6 @@ fn addresses_of(is_wanted: impl Fn(&MapLine<'_>) -> bool) -> io::Result<Vec<Rang
     Ok(found)
 }
 
-/// The files of modules.
 #[derive(Debug, Default)]
 pub(super) struct ModuleFiles {
     /// Of each module.
@@ -129,7 +126,7 @@ pub(super) struct OtherFile {
 }
 
 /// More files than a program has loaded beside those that its loader lists.
-const MOST_OTHERS: usize = 1_024;
+const MAX_OTHERS: usize = 1_024;
 
 /// Finds which files are mapped where modules are.
 pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> {
@@ -172,7 +169,7 @@ pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> 
             && mapping.is_executable
             && mapping.identity == identity
             && found.others.last().is_none_or(|other| other.base != base)
-            && found.others.len() < MOST_OTHERS
+            && found.others.len() < MAX_OTHERS
             && !is_listed(mapping.addresses.start)
         {
             let addresses = mapping.addresses.clone();

@@ -7,7 +7,6 @@ mod context;
 mod counters;
 mod files;
 mod fork;
-mod futex;
 mod maps;
 mod modules;
 #[cfg(all(test, target_arch = "x86_64", not(miri)))]
@@ -15,7 +14,6 @@ pub(crate) mod nested_code;
 mod own_files;
 mod pages;
 mod perf;
-mod resident;
 mod ring;
 #[cfg(any(test, feature = "_test"))]
 mod scripted;
@@ -43,4 +41,4 @@ pub use self::{
     blocked::*, calls::*, clock::*, files::*, fork::*, maps::*, modules::*, own_files::*, perf::*,
     signal_stack::*, thread::*,
 };
-pub(crate) use self::{counters::*, futex::*, pages::*, ring::*, signal::*, timer::*};
+pub(crate) use self::{counters::*, pages::*, ring::*, signal::*, timer::*};

@@ -102,7 +102,6 @@ struct Listing {
     names_needed: usize,
 }
 
-/// A module of the list.
 struct Found {
     bias: u64,
     /// The address of its program headers, and their number.

@@ -68,7 +68,7 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
     let event = open(&mut sampling(request), tid, None)?;
-    PerfRing::map(event, request.ring_bytes, request.records_ahead_ns)
+    PerfRing::map(event, request.ring_bytes)
 }
 
 fn sampling(request: SampleRequest) -> perf_event_attr {
@@ -96,12 +96,8 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
 /// Opens an event that records the context switches of thread `tid`, once it is started.
 ///
 /// It is a separate event with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
-/// position without a sample. It needs no privileges. `ahead_ns` as in [`SampleRequest::records_ahead_ns`].
-pub(crate) fn open_switch_ring(
-    ring_bytes: usize,
-    tid: u32,
-    ahead_ns: i64,
-) -> Result<PerfRing, WhyRefused> {
+/// position without a sample. It needs no privileges.
+pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.sample_type = u64::from(PERF_SAMPLE_TIME);
     attr.set_exclude_kernel(1);
@@ -111,7 +107,7 @@ pub(crate) fn open_switch_ring(
     // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    PerfRing::map(open(&mut attr, tid, None)?, ring_bytes, ahead_ns)
+    PerfRing::map(open(&mut attr, tid, None)?, ring_bytes)
 }
 
 /// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
@@ -122,7 +118,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    PerfRing::map(open(&mut attr, current_tid(), None)?, ring_bytes, 0)
+    PerfRing::map(open(&mut attr, current_tid(), None)?, ring_bytes)
 }
 
 /// Keeps the kernel's perf events machinery enabled, by an event that is never enabled and has no ring.
@@ -130,7 +126,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
 /// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
 /// some 10 ms. It undoes this one second after the last event was closed. While this one exists, opening events takes
 /// no such time.
-pub(crate) fn keep_perf_on() -> Result<PerfEvent, WhyRefused> {
+pub(crate) fn open_keep_alive() -> Result<PerfEvent, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.set_exclude_kernel(1);
     attr.set_disabled(1);
@@ -195,18 +191,16 @@ pub struct PerfRing {
 }
 
 impl PerfRing {
-    fn map(event: PerfEvent, data_size: usize, ahead_ns: i64) -> Result<Self, WhyRefused> {
-        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size, ahead_ns));
+    fn map(event: PerfEvent, data_size: usize) -> Result<Self, WhyRefused> {
+        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
         Ok(Self { event: Mutex::new(Some(event)), memory })
     }
 
-    /// Enables the event.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         self.event.lock().as_ref().map_or(Ok(()), PerfEvent::enable)
     }
 
-    /// Disables the event until the next start.
     pub(crate) fn pause(&self) {
         _ = self.event.lock().as_ref().map(PerfEvent::disable);
     }
@@ -246,7 +240,6 @@ impl PerfEvent {
         Ok(Self { file: Some(file), id })
     }
 
-    /// Enables it.
     pub(super) fn enable(&self) -> Result<(), WhyRefused> {
         // SAFETY: an ioctl without an argument, on an event of this layer.
         self.change(|event| unsafe { perf_event_open_sys::ioctls::ENABLE(event, 0) })

@@ -15,10 +15,9 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::clock::monotonic_raw_ns;
+use super::clock::{monotonic_raw_ns, records_ahead_ns};
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
-use super::thread::process_id;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -51,13 +50,8 @@ pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
 }
 
 impl RingMemory {
-    /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages. The clock of the records is
-    /// ahead of this process' by `ahead_ns`.
-    pub(super) fn of_event(
-        event: BorrowedFd<'_>,
-        data_size: usize,
-        ahead_ns: i64,
-    ) -> io::Result<Self> {
+    /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages.
+    pub(super) fn of_event(event: BorrowedFd<'_>, data_size: usize) -> io::Result<Self> {
         let page_size = page_size();
         // The kernel rounds up to pages, which have 64 KiB on some machines, and writes to all of them.
         let data_size = data_size.max(page_size);
@@ -67,7 +61,8 @@ impl RingMemory {
             rustix::mm::mmap(ptr::null_mut(), length, READ_WRITE, MapFlags::SHARED, event, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, page_size, data_size, guard_size: 0, home: process_id(), ahead_ns })
+        let (home, ahead_ns) = (std::process::id(), records_ahead_ns());
+        Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -82,7 +77,7 @@ impl RingMemory {
             page_size,
             data_size,
             guard_size: page_size,
-            home: process_id(),
+            home: std::process::id(),
             ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
@@ -96,7 +91,7 @@ impl RingMemory {
 
     /// Whether this process mapped it. Only that one may stop its writer or unmap it.
     pub(super) fn is_at_home(&self) -> bool {
-        self.home == process_id()
+        self.home == std::process::id()
     }
 
     /// The time of a record by this process' clock.
@@ -202,10 +197,9 @@ impl RingMemory {
     /// Maps zeros in place of the ring, if nothing is mapped there. Waits for memory as long as there is none: a thread that
     /// reads there until then would end the process.
     fn fill_gap(&self) {
-        const WITHOUT_A_PAUSE: u64 = 1000;
         let length = self.page_size + self.data_size;
         let base = self.base.as_ptr().cast();
-        for tries in 0_u64.. {
+        loop {
             match map_zeros(base, length, READ_WRITE) {
                 // Before Linux 4.17 the address is only a hint.
                 Ok(elsewhere) if elsewhere != base => {
@@ -213,13 +207,9 @@ impl RingMemory {
                     _ = unsafe { rustix::mm::munmap(elsewhere, length) };
                     return;
                 }
+                Err(Errno::NOMEM | Errno::AGAIN) => std::thread::sleep(Duration::from_micros(50)),
                 // There is a mapping, or (any other error) there can be none.
-                Ok(_) => return,
-                Err(Errno::NOMEM | Errno::AGAIN) if tries < WITHOUT_A_PAUSE => {
-                    std::thread::yield_now();
-                }
-                Err(Errno::NOMEM | Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
-                Err(_) => return,
+                Ok(_) | Err(_) => return,
             }
         }
     }
@@ -267,7 +257,7 @@ impl Drop for RingMemory {
 /// How much [`RingWriter::read_ahead`] reads, in pieces. A page has no less, and the handler that reads has little stack.
 const PIECE: u64 = 4096;
 const PIECES: usize = 9;
-pub(super) const MOST_READ: u64 = PIECE * (PIECES as u64 - 1);
+pub(super) const MAX_READ: u64 = PIECE * (PIECES as u64 - 1);
 
 /// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
@@ -308,7 +298,7 @@ impl RingWriter<'_> {
     }
 
     /// Copies up to `length` bytes of this process's memory from `from` on to `offset` bytes beyond here, as far as they are
-    /// mapped and [`MOST_READ`] allows. Returns how many. The record must [have room](Self::has_room) for all of them.
+    /// mapped and [`MAX_READ`] allows. Returns how many. The record must [have room](Self::has_room) for all of them.
     pub(super) fn read_ahead(&self, offset: u64, from: u64, length: u64) -> u64 {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut pieces = [nothing; PIECES];
@@ -392,8 +382,6 @@ pub(crate) unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// As above.
-///
 /// # Safety
 ///
 /// As above.
@@ -439,7 +427,7 @@ mod tests {
         [7, 8, 9].into_iter().for_each(|word| writer.word(word));
         writer.publish();
         let from = source.base.as_ptr().wrapping_add(source.page_size).addr() as u64;
-        let expected = MOST_READ.min(source.data_size as u64);
+        let expected = MAX_READ.min(source.data_size as u64);
         let word_at = |position: u64| {
             let mut word = [0; 8];
             ring.copy(position, &mut word);
@@ -449,7 +437,7 @@ mod tests {
             ring.head_word().store(start, Ordering::Release);
             ring.release_to(start);
             let mut writer = ring.writer();
-            let length = writer.read_ahead(16, from, MOST_READ);
+            let length = writer.read_ahead(16, from, MAX_READ);
             assert_eq!(length, expected);
             writer.word(1);
             writer.word(2);
@@ -485,7 +473,7 @@ mod tests {
     /// If perf is refused, or this thread is not switched in time, there is nothing to test.
     #[test]
     fn a_retired_ring_keeps_its_last_position() {
-        let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0, 0) else { return };
+        let Ok(ring) = super::super::perf::open_switch_ring(8 * page_size(), 0) else { return };
         ring.start().unwrap();
         (0..100).for_each(|_| std::thread::sleep(std::time::Duration::from_micros(100)));
         ring.pause();

@@ -1,17 +1,19 @@
 //! The signal that timers send.
-#![allow(unsafe_code, reason = "installs a signal handler, and changes signal masks")]
+#![allow(
+    unsafe_code,
+    reason = "installs a signal handler, keeps its library loaded, and changes signal masks"
+)]
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::BitOr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::fork::{ForkSafe, ForkSafeGuard};
-use super::resident::keep_loaded;
+use super::modules::is_in_program;
 use super::texts::mask_in;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
 
-/// The type of a signal handler.
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 /// The signal of new timers; 0 before the first one.
@@ -54,6 +56,28 @@ pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_in
     }
 }
 
+/// Keeps this code loaded until the process ends. A signal handler stays installed, and a signal can arrive at any time:
+/// without this, the program could unload a plugin that contains the handler. Loaded again, it would be another one, which
+/// takes another signal.
+fn keep_loaded() {
+    static IS_KEPT: AtomicBool = AtomicBool::new(false);
+    let here = keep_loaded as *const c_void;
+    if IS_KEPT.swap(true, Ordering::Relaxed) || is_in_program(here.addr() as u64) {
+        return;
+    }
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: fills the structure.
+    let is_known = unsafe { libc::dladdr(here, info.as_mut_ptr()) } != 0;
+    // SAFETY: zeroed, and then filled: plain pointers.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if is_known && !name.is_null() {
+        // If it fails, nothing is kept.
+        // SAFETY: the name that the loader has for this library. It is already loaded, so no code of it runs. The handle
+        // is never closed.
+        unsafe { libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    }
+}
+
 /// All that timers may send, the first choice first.
 fn all_signals() -> impl Iterator<Item = c_int> {
     (libc::SIGRTMIN()..libc::SIGRTMAX()).rev().chain([libc::SIGPROF])
@@ -83,17 +107,17 @@ fn claimed() -> u64 {
 }
 
 /// More threads and files are not read.
-const MOST_READ: usize = 4096;
+const MAX_READ: usize = 4096;
 
 fn blocked_masks() -> impl Iterator<Item = u64> {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().take(MOST_READ);
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().take(MAX_READ);
     tasks.flatten().filter_map(|task| {
         mask_in(&std::fs::read_to_string(task.path().join("status")).ok()?, "SigBlk:")
     })
 }
 
 fn signalfd_masks() -> impl Iterator<Item = u64> {
-    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().take(MOST_READ);
+    let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten().take(MAX_READ);
     let signalfds = files.flatten().filter(|file| {
         let target = std::fs::read_link(file.path()).unwrap_or_default();
         target.as_os_str() == "anon_inode:[signalfd]"

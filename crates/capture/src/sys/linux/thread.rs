@@ -1,4 +1,4 @@
-//! The calling thread, and the limits of the process.
+//! The calling thread, its sleep, and the limits of the process.
 #![allow(
     unsafe_code,
     reason = "getrusage(RUSAGE_THREAD), which rustix does not offer; the bounds of stacks"
@@ -6,8 +6,11 @@
 
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::futex::{self, Flags, Timespec};
 use rustix::thread::gettid;
 
 use super::calls::may;
@@ -17,20 +20,13 @@ use super::texts::{field, mask_in};
 use crate::sys::Usage;
 use crate::sys::types::{FilteredSyscall, OsThread, ThreadStack, WhyRefused};
 
-/// The kernel's id of the calling thread.
 pub fn current_tid() -> u32 {
     gettid().as_raw_nonzero().get() as u32
 }
 
-/// The calling thread.
 pub(crate) fn current_thread() -> OsThread {
     let name = rustix::thread::name().unwrap_or_default();
     OsThread::new(current_tid(), name.to_bytes())
-}
-
-/// The kernel's id of this process.
-pub fn process_id() -> u32 {
-    rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
 /// Whether no process with that id exists any more.
@@ -77,7 +73,6 @@ pub(crate) fn try_thread_usage() -> Result<Usage, WhyRefused> {
     })
 }
 
-/// The limit of open files of this process.
 pub fn open_file_limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -144,7 +139,7 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
         let here = 0_u8;
         (&raw const here).addr() as u64
     };
-    if current_tid() == process_id()
+    if current_tid() == std::process::id()
         && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
     {
         return Some(stack);
@@ -164,7 +159,6 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     is_known.then(|| low..low.saturating_add(size as u64))
 }
 
-/// The calling thread's own stack.
 pub(crate) fn thread_stack() -> Option<ThreadStack> {
     // SAFETY: the C library gives each thread its own errno.
     let errno_at = unsafe { libc::__errno_location() }.addr() as u64;
@@ -174,7 +168,7 @@ pub(crate) fn thread_stack() -> Option<ThreadStack> {
 /// The addresses of the main thread's stack, including those it can grow to. The kernel puts the name of the program at its
 /// top, and leaves this much below that to it, whatever its limit is.
 fn main_stack() -> Option<Range<u64>> {
-    const LEAST_ROOM: u64 = 128 << 20;
+    const MIN_ROOM: u64 = 128 << 20;
     // SAFETY: reads a value that the kernel gave this process when it started.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
     if name.is_null() {
@@ -184,7 +178,17 @@ fn main_stack() -> Option<Range<u64>> {
     let length = unsafe { libc::strlen(name) };
     let end = (name.addr() + length + 1).next_multiple_of(page_size()) as u64;
     let limit = getrlimit(Resource::Stack).current.unwrap_or(u64::MAX);
-    Some(end.saturating_sub(limit.min(LEAST_ROOM))..end)
+    Some(end.saturating_sub(limit.min(MIN_ROOM))..end)
+}
+
+/// Sleeps for that time at most, until [`futex_wake`], unless the word has changed since then. It can end at any time.
+pub(crate) fn futex_wait(word: &AtomicU32, before: u32, most: Option<Duration>) {
+    let most = most.and_then(|most| Timespec::try_from(most).ok());
+    _ = futex::wait(word, Flags::PRIVATE, before, most.as_ref());
+}
+
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    _ = futex::wake(word, Flags::PRIVATE, i32::MAX.cast_unsigned());
 }
 
 #[cfg(test)]

@@ -26,11 +26,11 @@ use super::clock::{create_timer, delete_timer, set_timer};
 use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::ring::{MOST_READ, RingMemory};
+use super::ring::{MAX_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
-use crate::sys::poll::{HeldWaker, Waker};
+use crate::sys::poll::{Waker, Wakeups};
 use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, WhyRefused};
 
 /// The thread that a signal is for, found by the number that its timer sends.
@@ -80,7 +80,6 @@ impl Target {
         unsafe { chunk.as_ref() }?.get(number % CHUNK_LEN)
     }
 
-    /// Takes a free target.
     fn take() -> Option<u32> {
         let mut pool = lock_targets();
         if let Some(number) = pool.free.pop() {
@@ -102,7 +101,6 @@ impl Target {
     }
 }
 
-/// A timer that samples a thread.
 #[derive(Debug)]
 pub(super) struct Timer {
     id: libc::timer_t,
@@ -113,13 +111,11 @@ pub(super) struct Timer {
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
 unsafe impl Send for Timer {}
 
-/// Unblocks the signal of timers on the calling thread.
 pub(crate) fn unblock_timers(wanted: Option<i32>) -> Result<(), WhyRefused> {
     unblock(signal_of_timers(wanted)?);
     Ok(())
 }
 
-/// Blocks the signal of timers on the calling thread.
 pub(crate) fn block_timers(wanted: Option<i32>) {
     _ = signal_of_timers(wanted).map(block);
 }
@@ -217,15 +213,6 @@ impl Timer {
         Ok(Self { id, number, signal })
     }
 
-    fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-        set_timer(self.id, first_ns, period_ns)
-    }
-
-    /// Whether its signal has another handler by now.
-    fn has_lost_signal(&self) -> bool {
-        handled_by(self.signal) != Some(on_signal as *const () as usize)
-    }
-
     /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
     /// return, because its thread was stopped in it.
     fn end(self) -> bool {
@@ -262,7 +249,7 @@ const MAX_HANDLER_TIME: Duration = Duration::from_secs(1);
 pub(super) struct HandlerRing {
     memory: RingMemory,
     /// Wakes the collector once the ring is half full.
-    waker: Option<HeldWaker>,
+    waker: Option<Arc<Wakeups>>,
     stack_bytes: u64,
     period_ns: u64,
     /// The kernel's ids of the process and the thread, as in records.
@@ -280,7 +267,7 @@ impl HandlerRing {
         memory: RingMemory,
         request: SampleRequest,
         (tid, stack): (u32, ThreadStack),
-        waker: Option<HeldWaker>,
+        waker: Option<Arc<Wakeups>>,
     ) -> Self {
         Self {
             memory,
@@ -288,7 +275,7 @@ impl HandlerRing {
             stack,
             stack_bytes: u64::from(request.stack_bytes),
             period_ns: request.period_ns,
-            ids: u64::from(tid) << 32 | u64::from(super::process_id()),
+            ids: u64::from(tid) << 32 | u64::from(std::process::id()),
             lost: AtomicU64::new(0),
             position: AtomicU64::new(0),
             step: request.position_step,
@@ -312,10 +299,11 @@ impl TimerRing {
 
     /// Whether its signal has another handler by now.
     pub fn has_lost_signal(&self) -> bool {
-        self.timer.lock().as_ref().is_some_and(Timer::has_lost_signal)
+        let timer = self.timer.lock();
+        let handler = timer.as_ref().map(|timer| handled_by(timer.signal));
+        handler.is_some_and(|handler| handler != Some(on_signal as *const () as usize))
     }
 
-    /// Starts or resumes sampling.
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         let period_ns = self.ring.period_ns;
         // Random, so that all points of a short time are equally likely to be sampled.
@@ -323,13 +311,12 @@ impl TimerRing {
         self.set(first_ns, period_ns)
     }
 
-    /// Stops sampling until the next start.
     pub(crate) fn pause(&self) {
         _ = self.set(0, 0);
     }
 
     fn set(&self, first_ns: u64, period_ns: u64) -> Result<(), WhyRefused> {
-        self.timer.lock().as_ref().map_or(Ok(()), |timer| timer.set(first_ns, period_ns))
+        self.timer.lock().as_ref().map_or(Ok(()), |timer| set_timer(timer.id, first_ns, period_ns))
     }
 
     /// Ends the sampling of the thread. The records stay in the ring.
@@ -411,11 +398,11 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let end = known.map_or(*sp, |stack| stack.end);
     // Timers on CPU time expire at the kernel's ticks, so one signal can represent several periods.
     let weight_ns = ring.period_ns.saturating_mul(1_u64.saturating_add(overrun.max(0) as u64));
-    let most = if is_any { MOST_READ } else { end.wrapping_sub(*sp) };
+    let most = if is_any { MAX_READ } else { end.wrapping_sub(*sp) };
     let mut writer = ring.memory.writer();
     let before_stack = 8 * (6 + registers.len() as u64);
     // The next sample fits while the reader is woken.
-    let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MOST_SIZE);
+    let most_size = (ring.memory.data_size() as u64 / 2).saturating_sub(LOST_SIZE).min(MAX_SIZE);
     let most_copied = ring.stack_bytes.min(most_size.saturating_sub(before_stack + 24));
     let most = most.min(most_copied) & !7;
     let position = ring.position.load(Ordering::Relaxed);
@@ -423,7 +410,7 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     let lost_size = if lost > 0 { LOST_SIZE } else { 0 };
     if !writer.has_room(lost_size + before_stack + most.max(8) + 24) {
         ring.lost.store(lost.wrapping_add(1), Ordering::Relaxed);
-        ring.waker.iter().for_each(HeldWaker::wake);
+        ring.waker.iter().for_each(|waker| waker.wake());
         return;
     }
     let used =
@@ -455,10 +442,10 @@ fn sample(target: &Target, context: &libc::ucontext_t, errno_at: u64, overrun: c
     compiler_fence(Ordering::Release);
     ring.position.store(position.wrapping_add(ring.step), Ordering::Release);
     if is_half_full {
-        ring.waker.iter().for_each(HeldWaker::wake);
+        ring.waker.iter().for_each(|waker| waker.wake());
     }
 }
 
 const LOST_SIZE: u64 = 32;
 /// A record states its size in 16 bits.
-const MOST_SIZE: u64 = 0xfff8;
+const MAX_SIZE: u64 = 0xfff8;

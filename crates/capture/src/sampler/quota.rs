@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is taken of a limit.
 #[derive(Debug, Default)]
-pub(super) struct Taken(Arc<AtomicU64>);
+pub(super) struct Quota(Arc<AtomicU64>);
 
 /// A part of it, which is given back when this is dropped.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Share {
     count: u64,
 }
 
-impl Taken {
+impl Quota {
     /// Takes `count` more, unless that would be more than `most` in total.
     pub(super) fn take(&self, count: u64, most: u64) -> Option<Share> {
         let more = |taken: u64| taken.checked_add(count).filter(|taken| *taken <= most);
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn no_more_is_taken_than_the_limit_at_that_time_allows() {
-        let taken = Taken::default();
+        let taken = Quota::default();
         let six = taken.take(6, 10).unwrap();
         assert!(taken.take(5, 10).is_none());
         let four = taken.take(4, 10).unwrap();
