@@ -50,8 +50,7 @@ pub(crate) fn start(
     gate: &'static Gate,
     (unreached, dispatch): (Arc<UnreachedSpans>, OwnDispatch),
 ) -> Result<Arc<Engine>, Error> {
-    // The first allocations, thread stacks among them, fail with less. Later ones are optional. 0 means that the
-    // system does not report how much is left.
+    // The first allocations, thread stacks among them, fail with less. 0 means that it is not known how much is left.
     if sys::address_space_left().is_some_and(|left| (1..LEAST_MIB << 20).contains(&left)) {
         return Err(Error::no_memory(LEAST_MIB));
     }

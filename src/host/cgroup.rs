@@ -135,8 +135,7 @@ fn has_quota(directory: &Path) -> bool {
     files.iter().any(|file| fs::read_to_string(file).is_ok_and(|text| is_quota(&text)))
 }
 
-/// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
-/// kernel drops it first.
+/// How much memory control groups and resource limits leave. That of files counts as left: it is dropped first.
 pub(crate) fn memory_left() -> Option<u64> {
     of_memory_groups(memory_left_in).into_iter().chain(address_space_left()).min()
 }
@@ -196,8 +195,7 @@ impl ControlGroup {
     }
 
     fn at(directory: &Path, mounted: &Path) -> Result<Self, ThrottlingUnknown> {
-        // What is mounted can be another group than the path says, as where a container has the mount of its host. A group
-        // of threads has no list of processes.
+        // What is mounted can be another group than the path says, as that of the host. A group of threads lists no processes.
         let processes = fs::read_to_string(directory.join("cgroup.procs"));
         let processes = processes.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {

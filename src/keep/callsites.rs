@@ -216,8 +216,7 @@ impl Callsites {
         }
     }
 
-    /// Like [`wants`](Self::wants), for a callsite that may be new. Also whether errors are judged because of it, and were
-    /// not before.
+    /// Like [`wants`](Self::wants), for a callsite that may be new. Also whether errors are judged only because of it.
     pub(crate) fn register(&self, metadata: &'static Metadata<'static>) -> (bool, bool) {
         if !metadata.is_span() {
             return (self.wants(metadata), false);
@@ -241,8 +240,7 @@ impl Callsites {
         metadata.is_span() && candidates(metadata, &known.rules).iter().any(|one| one.keeps())
     }
 
-    /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
-    /// level match.
+    /// Whether spans of that callsite are profiled only if another layer wants them: rules name neither them nor their level.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
         if has_attribute(metadata) {
             return false;
@@ -375,8 +373,7 @@ impl Callsites {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
 
-    /// New spans are judged by these rules from now on. Open spans keep theirs. Refused if compiled rules have taken all of
-    /// their memory and one of these is new.
+    /// New spans are judged by these rules, open ones by theirs. Refused if a rule is new and the memory for them is used up.
     pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
         let judged_errors = self.judge_errors();
         let mut known = self.known.lock();
@@ -442,8 +439,7 @@ impl Callsites {
         self.replaced_judge_errors.swap(false, Ordering::Relaxed) && !self.judge_errors()
     }
 
-    /// Whether a span with that wall time took longer than the percentile of its rule, among the spans of the same route,
-    /// of which `route` returns a hash.
+    /// Whether a span with that wall time took longer than its rule's percentile, among those of the same route.
     pub(crate) fn is_rare(
         &self,
         callsite: &Callsite,

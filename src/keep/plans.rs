@@ -108,8 +108,7 @@ impl Cohort {
     /// Whether one more span is the one in `number`.
     ///
     /// Each thread counts for itself, since threads that count together wait for each other's cache line at each span.
-    /// On the first one it is the last of each `number` spans. The others begin at random, so that threads that end
-    /// early have their share, too.
+    /// On the first one it is the last of each `number` spans. Others begin at random, as threads may end early.
     fn is_due(&self, number: NonZeroU32) -> bool {
         COUNTDOWNS_HERE.with(|all| {
             let at = (self.id % COUNTDOWNS as u64) as usize;

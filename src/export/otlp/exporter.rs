@@ -115,8 +115,7 @@ impl Remote for OtlpExporter {
         self.limits
     }
 
-    /// The thread has its own runtime, so the program needs none. Requests open spans, which the program's subscriber
-    /// must not receive.
+    /// The thread has its own runtime. Requests open spans, which the program's subscriber must not receive.
     fn start(&mut self, answers: Sender<Answer>) -> io::Result<()> {
         let Some(mut transport) = self.transport.take() else { return Ok(()) };
         let (sender, mut messages) = mpsc::unbounded_channel();

@@ -112,8 +112,7 @@ fn unstated(status: StatusCode) -> Status {
     Status::new(code, format!("no grpc-status, and the HTTP status {status}"))
 }
 
-/// Parses a message: the compression flag, the length, and the content. A malformed one is ignored, because only the
-/// status counts.
+/// Parses a message: the compression flag, the length, and the content. A malformed one is ignored.
 pub(super) fn read(message: &[u8]) -> ExportProfilesServiceResponse {
     let Some(([0, length @ ..], rest)) = message.split_first_chunk::<5>() else {
         return ExportProfilesServiceResponse::default();

@@ -216,8 +216,7 @@ impl OtlpBuilder {
         self
     }
 
-    /// How long requests may fail before the receiver is considered unavailable. The default is 10 seconds. Until then,
-    /// profiles are queued.
+    /// How long requests may fail, while profiles wait, before the receiver is taken for unavailable: by default 10 seconds.
     pub fn grace_period(mut self, grace_period: Duration) -> Self {
         self.grace_period = Some(grace_period);
         self
@@ -230,8 +229,7 @@ impl OtlpBuilder {
         self
     }
 
-    /// The maximum size of a request before compression. The default is 4 MiB, the default limit of gRPC servers. A
-    /// larger profile is downsampled.
+    /// The maximum size of a request before compression, above which profiles are downsampled: by default gRPC's 4 MiB.
     pub fn request_bytes(mut self, bytes: usize) -> Self {
         self.request_bytes = Some(bytes);
         self
@@ -489,8 +487,7 @@ fn choose<T: Copy>(
     Ok(Some((name, *value)))
 }
 
-/// Whether there is a host, followed by nothing or by a colon and a valid port. For an invalid port, `http` reports
-/// none, and the request would go to port 80.
+/// Whether there is a host, followed by nothing or by a colon and a port. `http` takes an invalid one for none.
 fn has_sound_port(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default();
     let rest = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host));
@@ -514,8 +511,7 @@ pub(crate) fn has_endpoint(
     Ok(get(&variables, ENDPOINT)?.is_some())
 }
 
-/// An error for a value that other signals may support. If it is set for all signals, the error names the variable for
-/// profiles.
+/// An error for a value that other signals may support. If it is set for all, it names the variable for profiles.
 fn unsupported(name: &'static str, text: &str, names: VariableNames, problem: &str) -> Error {
     let alone = format!("{problem}; for profiles alone, set {}", names.profiles);
     Error::unusable(name, text, if name == names.all { &alone } else { problem })

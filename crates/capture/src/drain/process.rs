@@ -19,8 +19,7 @@ use crate::sys;
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
-/// While the process is profiled continuously, each search that finds no new thread doubles the time until the next one,
-/// and searches take less, in the same way.
+/// Continuously, each search that finds no new thread doubles the time until the next one.
 const SHARE_CONTINUOUSLY: u32 = 500;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MOST_ATTACHING: Duration = Duration::from_millis(5);
@@ -31,13 +30,11 @@ const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
 const ATTACHING_CONTINUOUSLY: CpuBudget = CpuBudget::new(1, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
 const A_THREAD_NS: u64 = 150_000;
-/// The pause before another attempt to attach a thread. Others may have released resources by then. Each further one is
-/// twice as long, up to some minutes.
+/// The pause before another attempt to attach a thread. Each further one is twice as long, up to some minutes.
 const RETRY: Duration = Duration::from_secs(1);
 const MOST_DOUBLED: u32 = 8;
 
-/// The demands of profiles of the process, while they are made, and the sampling of threads that have met no hook, or none
-/// for a while.
+/// The demands of profiles of the process, and the sampling of threads that have met no hook for a while.
 #[derive(Debug)]
 pub struct ProcessThreads {
     /// How often threads are to be sampled for a profile that was asked for, and for the continuous one.
@@ -84,8 +81,7 @@ impl Default for ProcessThreads {
 }
 
 impl ProcessThreads {
-    /// Begins or ends a demand. All that was sampled for one that ends is in the rings, which are drained in the present
-    /// round.
+    /// Begins or ends a demand. All that was sampled for one that ends is in the rings, which this round drains.
     pub fn set(&mut self, why: Why, periods: Option<Periods>) {
         let before = self.demand();
         match why {
@@ -256,8 +252,7 @@ impl ProcessThreads {
         has_new
     }
 
-    /// Threads could not be listed: all in `hooked` may have run, and what is known of others stays. Returns whether any is
-    /// new.
+    /// Threads could not be listed: all in `hooked` may have run, and others are as they were. Returns whether any is new.
     fn note_unlisted(&mut self, hooked: &HashSet<u32>) -> bool {
         (self.searched, self.interval) = (Some(Instant::now()), (2 * self.interval).min(LATEST));
         let before = self.active.len();

@@ -55,8 +55,7 @@ pub struct Of<'a> {
     pub tag: Option<Tag>,
     pub thread: OsThread,
     pub shared: &'a ThreadShared,
-    /// An interrupt was switching the thread. The functions of the kernel are then left out: the thread has not called
-    /// them.
+    /// An interrupt was switching the thread. The functions of the kernel are left out: the thread did not call them.
     pub is_switching: bool,
     /// The sampling period of its ring.
     pub period_ns: u64,

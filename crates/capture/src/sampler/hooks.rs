@@ -10,8 +10,7 @@ use crate::sys::Usage;
 
 /// Sets up and attaches threads.
 pub trait AttachThreads: Send + Sync + Debug {
-    /// Sets up the calling thread: on its first profiled segment, and again on the first one after its sampling was
-    /// ended.
+    /// Sets up the calling thread: on its first profiled segment, and on the first one after its sampling was ended.
     fn begin(&self) -> Begun;
     /// Samples the thread from now on, if it can be sampled and is not sampled yet.
     fn attach(&self, thread: &ThreadShared);
@@ -29,8 +28,7 @@ pub struct Begun {
 pub trait ThreadSource: Debug {
     /// The thread has taken up a session.
     fn took_up(&self, _session: &SamplingSession) {}
-    /// The number of samples between two positions. `None` if they cannot be counted; the caller then estimates it from
-    /// the minimum sample size.
+    /// The number of samples between two positions. `None` if they cannot be counted, and must be estimated.
     fn count_samples(&self, _session: &SamplingSession, _from: u64, _until: u64) -> Option<u64> {
         None
     }
@@ -40,8 +38,7 @@ pub trait ThreadSource: Debug {
     }
     /// The thread's resource usage since it started; hardware counts since it was attached.
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage;
-    /// Whether what was found when the thread was set up is no longer so, so that it must be set up anew. Called in the
-    /// periodic check.
+    /// Whether what was found when the thread was set up is no longer so. Called in the periodic check.
     fn is_outdated(&self) -> bool {
         false
     }

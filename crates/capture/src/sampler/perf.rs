@@ -109,8 +109,7 @@ impl Perf {
         self.has_hardware
     }
 
-    /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
-    /// thread more expensive.
+    /// Holds an event open, so that others open without a delay. It makes the thread's context switches dearer.
     pub(super) fn keep_on(&self) {
         if self.refused.is_none() {
             *self.kept_on.lock() = sys::keep_perf_on().ok();

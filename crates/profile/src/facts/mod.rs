@@ -23,8 +23,7 @@ pub use split::TimeKind;
 pub use times::TimeBreakdown;
 pub use tracing_profiling_capture::{Allocations, Usage};
 
-/// The name of a span with the values of fields: `report{tenant=7}`. A request with method and route is named by these, as
-/// OpenTelemetry does: `GET /cart/{id}`.
+/// The name of a span with the values of fields: `report{tenant=7}`. A request is named by method and route: `GET /cart/{id}`.
 pub fn name_with_fields<'a>(
     span: &str,
     fields: impl Iterator<Item = (&'a str, &'a str)> + Clone,

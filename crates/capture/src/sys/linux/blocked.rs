@@ -152,8 +152,7 @@ pub fn control_groups_of(tid: u32) -> io::Result<String> {
     fs::read_to_string(path(tid, "cgroup")?)
 }
 
-/// The id by which `/proc` knows a thread of this process. In a PID namespace with the `/proc` of the one around it, that
-/// is another one.
+/// The id by which `/proc` knows a thread of this process: another one where that is of a PID namespace around it.
 fn id_in_proc(tid: u32) -> io::Result<u32> {
     thread_local! {
         /// It has the ids of this process' own namespace, as nearly always. That stays so.
@@ -336,8 +335,7 @@ fn by_old_number(_number: i64) -> Option<&'static &'static str> {
     None
 }
 
-/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
-/// is an error, not a fault.
+/// Copies up to `length` bytes of this process's memory from `address` on. An unmapped one is an error, not a fault.
 pub fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
     into.clear();
     into.resize(length, 0);
@@ -374,8 +372,7 @@ pub(crate) fn try_cpu_ns_of(tid: u32) -> Result<u64, WhyRefused> {
     super::clock::read_cpu(cpu_clock_of(tid))
 }
 
-/// The id of a thread's CPU clock, as `pthread_getcpuclockid` computes it. That function would need a `pthread_t` that
-/// is known to be alive.
+/// The id of a thread's CPU clock. `pthread_getcpuclockid` would need a `pthread_t` that is known to be alive.
 pub(super) fn cpu_clock_of(tid: u32) -> i32 {
     const OF_A_THREAD: i32 = 4;
     const SCHEDULER_TIME: i32 = 2;

@@ -74,8 +74,7 @@ pub(super) fn named_memory_file(name: &CStr) -> io::Result<File> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Newer kernels can require that it is not executable (`vm.memfd_noexec`), and warn otherwise. Those before 6.3 do not
-    // know the flag.
+    // Newer kernels can require that it is not executable (`vm.memfd_noexec`). Those before 6.3 do not know the flag.
     let file = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(name, flags),
         file => file,
@@ -98,8 +97,7 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// Opens the regular file at that path for reading, if there is one. Does not follow links, and does not block on FIFOs
-/// or devices.
+/// Opens the regular file at that path for reading, if there is one. Follows no links, and blocks on no FIFO or device.
 pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
     match open_with(path, OFlags::NOFOLLOW) {
         Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),

@@ -51,8 +51,7 @@ pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
 }
 
 impl RingMemory {
-    /// Maps the ring of a perf event with `data_size` bytes of records, a power of two of pages. The clock of the records is
-    /// ahead of this process' by `ahead_ns`.
+    /// Maps a perf event's ring of `data_size` bytes, a power of two of pages, whose clock is ahead by `ahead_ns`.
     pub(super) fn of_event(
         event: BorrowedFd<'_>,
         data_size: usize,
@@ -141,8 +140,7 @@ impl RingMemory {
         self.tail_word().store(position, Ordering::Release);
     }
 
-    /// Copies the bytes from `position` on. They are valid only if `position` lies between tail and head; otherwise
-    /// they are arbitrary.
+    /// Copies the bytes from `position` on. They are valid only if that lies between tail and head, or else arbitrary.
     pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
         let mut position = position as usize;
         let mut rest = out;
@@ -169,8 +167,7 @@ impl RingMemory {
         }
     }
 
-    /// Replaces a perf mapping, whose event is closed, by zeros, and keeps its head: threads that read it continue to
-    /// get the last position.
+    /// Replaces a perf mapping, whose event is closed, by zeros, and keeps its head, which threads continue to read.
     pub(super) fn replace_by_zeros(&self) {
         let length = self.page_size + self.data_size;
         // The new memory is mapped first and then moved: without overcommit, `MAP_FIXED` could unmap the old memory and
@@ -224,8 +221,7 @@ impl RingMemory {
         }
     }
 
-    /// Releases the memory of the records. A handler that is running right now still finds mapped memory, and an
-    /// unchanged first page.
+    /// Releases the memory of the records. A handler that runs right now still finds memory, and the same first page.
     pub(super) fn discard_records(&self) {
         let data = self.base.as_ptr().wrapping_add(self.page_size);
         // The kernel refuses this for memory that the program has locked, which then stays.

@@ -226,8 +226,7 @@ impl Timer {
         handled_by(self.signal) != Some(on_signal as *const () as usize)
     }
 
-    /// Deletes the timer, and waits for a running handler. Returns false if the timer goes on, or the handler does not
-    /// return, because its thread was stopped in it.
+    /// Deletes the timer, and waits for a running handler. Returns false if either does not end: the thread was stopped.
     fn end(self) -> bool {
         let deleted = delete_timer(self.id);
         if let Err(WhyRefused::Failed(_, errno)) = deleted {
