@@ -48,9 +48,6 @@ fn write(brief: &Brief<'_>) -> String {
             _ = writeln!(out, "\nBeside that: {}", brief.beside.join("; "));
         }
     }
-    for hint in &brief.hints {
-        _ = writeln!(out, "\n{hint}");
-    }
     let mut before = None;
     for row in &brief.functions {
         if before.replace(row.kind) != Some(row.kind) {
