@@ -113,7 +113,7 @@ fn deadlock(source: Source) {
     // Of the two, only the second to hang is sure to have both threads in it.
     let is_said = |profile: &&Profile| {
         let waits = " of `request{http.route=/orders/{id}}` (thread ";
-        profile.title.contains(" · still open · deadlock · ")
+        profile.title.contains(" · still open · deadlock")
             && profile.notes[0].starts_with("deadlock (inferred): `")
             && profile.notes[0].matches(waits).count() == 2
     };
