@@ -161,11 +161,12 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
 
 /// Leaves out what says least, until the line is short.
 fn fitting(mut text: String) -> String {
-    const STEPS: [fn(&str) -> String; 7] = [
+    const STEPS: [fn(&str) -> String; 8] = [
         |text| text.replace(", 100 % in ", " in "),
         |text| with_paths(text, foreign),
         |text| without(text, ", called by ", &[")", ";", ", until"]),
         |text| with_paths(text, own),
+        |text| text.replace("(src/", "("),
         |text| without(text, ", logged at ", &[",", ";"]),
         |text| without(text, " 0x", &[" of "]),
         |text| without(text, " (thread ", &[" waits", ",", ";"]),
@@ -840,10 +841,12 @@ mod tests {
                         (src/schedule.rs:123) at tokio::Mutex::lock, until shop::schedule::merge \
                         (src/schedule.rs:106) in `GET /calendar/sync` woke it";
         assert_eq!(fitting(line.to_owned()), expected);
-        let longer = line.replace("merge", "merge_with_the_calendar_of_the_ward");
+        let longer = line.replace("merge", "merge_with_calendars");
         let without_crate = expected.replace("shop::", "");
-        let without_crate = without_crate.replace("merge", "merge_with_the_calendar_of_the_ward");
+        let without_crate = without_crate.replace("merge", "merge_with_calendars");
         assert_eq!(fitting(longer), without_crate);
+        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of_the_ward"));
+        assert!(longest.contains(" in schedule::calendar_of (schedule.rs:123) at"), "{longest}");
         let short = "kept `a`: 1.00 s on-CPU, 100 % in shop::a::b (a.rs:1, called by c)".to_owned();
         assert_eq!(fitting(short.clone()), short);
         let of = |a: &str, b: &str| {
