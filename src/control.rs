@@ -242,8 +242,7 @@ impl Control {
         }
     }
 
-    /// Makes `tracing` ask again which callsites the layer wants, and waits for that, so that the next span finds the new
-    /// rules.
+    /// Makes `tracing` ask again which callsites the layer wants, and waits for that, so that new spans find the rules.
     pub(crate) fn refresh_interest(&self) {
         if !self.is_here() {
             return;

@@ -141,8 +141,7 @@ pub enum FlushError {
     /// The exporter fails, or its receiver is away or refuses profiles, for this reason.
     #[error("profiles cannot be exported: {0}")]
     ExporterFails(String),
-    /// That number of profiles with a reported id has been lost since the last call; [`Stats`](crate::Stats) and the log
-    /// state why.
+    /// That number of profiles with a reported id was lost since the last call; [`Stats`](crate::Stats) and the log say why.
     #[error("{0} profiles were lost")]
     ProfilesLost(u64),
     /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.

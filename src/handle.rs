@@ -102,13 +102,12 @@ impl Handle {
         }
     }
 
-    /// The live heap of the process: a profile with all that was allocated since the layer was built
-    /// ([`SampleKind::AllocatedBytes`](crate::profile::SampleKind::AllocatedBytes), `Allocations`) and what of it is still
-    /// in use (`InUseBytes`, `InUseBlocks`), by stack, in spans or not. Amounts are estimates from samples.
-    /// [`encode::pprof`](crate::encode::pprof) writes it as `go tool pprof` and others expect a heap profile.
+    /// The live heap of the process: a profile with all that was allocated since the layer was built and what of it
+    /// is still in use, by stack, in spans or not. Amounts are estimates from samples.
+    /// [`encode::pprof`](crate::encode::pprof) writes it as a heap profile.
     ///
-    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs in the process;
-    /// also if its threads do not answer in 30 seconds, or another caller waits for as long.
+    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs; also if its
+    /// threads do not answer in 30 seconds.
     pub fn heap_profile(&self) -> Option<Profile> {
         self.heap_part(HeapPart::All).ok()
     }
@@ -132,8 +131,8 @@ impl Handle {
         self.ask(|reply| Command::Heap(part, reply))
     }
 
-    /// Where all threads of the process are now, also those that were never in a span: each with its name and state, what
-    /// it is blocked in, its stack, and the profiled spans that it is in. `println!("{dump}")` prints all of it;
+    /// Where all threads of the process are now, also those that were never in a span: each with its name and state,
+    /// what it is blocked in, its stack, and its profiled spans. `println!("{dump}")` prints all of it;
     /// [`encode::pprof_of_threads`](crate::encode::pprof_of_threads) writes it for `go tool pprof`.
     ///
     /// The threads are not stopped, and each is inspected at another moment. One that runs has the stack of its newest
@@ -141,11 +140,8 @@ impl Handle {
     /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most five seconds; threads that were not
     /// reached are counted. Reading symbols comes after that.
     ///
-    /// If the executor that serves the routes of `Handle::router` hangs, they do not answer: call this on a thread of its
-    /// own, such as one that waits for a signal.
-    ///
-    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system does not
-    /// list the threads of a process.
+    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system
+    /// does not list the threads of a process.
     pub fn threads(&self) -> Option<ThreadDump> {
         self.find_threads().ok()
     }
@@ -159,23 +155,18 @@ impl Handle {
         self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
     }
 
-    /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, those of Rust and of other
-    /// languages. [`encode::pprof`](crate::encode::pprof) writes it for `go tool pprof` and others, with the thread's name,
-    /// the span, and the name and shown fields of the span's local root as labels.
+    /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, of Rust
+    /// and of other languages. [`encode::pprof`](crate::encode::pprof) writes it, with thread, span, and the name and
+    /// shown fields of its local root as labels. CPU time in which no sample was taken is one frame `[not sampled:
+    /// ...]`, so that it adds up to the CPU time of the process.
     ///
-    /// Threads are sampled by perf events where these are allowed, and otherwise by timers on their CPU time. CPU time in which no
-    /// sample was taken is one frame `[not sampled: ...]`: that in the kernel where the system does not let it be sampled, that of
-    /// threads that could not be sampled, as those that block all signals where there is no perf, and that of threads before they
-    /// are found, which takes up to 10 ms. So the profile adds up to the CPU time that the process used. While no profile is made,
-    /// this costs nothing.
+    /// With [`ProfileKind::Wall`] it shows where all threads are, running or blocked, each thread all the time:
+    /// `OnCpu` while it ran, `OffCpu` with what it was blocked in. It needs no perf events and no timers. Threads are
+    /// visited 20 times per second, or a random part of them. The notes of the profile state the number of
+    /// observations and the error.
     ///
-    /// With [`ProfileKind::Wall`] it shows where all threads are, running or blocked, each thread all the time: `OnCpu`
-    /// while it ran, `OffCpu` with what it was blocked in. It needs no perf events and no timers. Threads are visited 20
-    /// times per second, or a random part of them that represents the others if that would take more than 2 % of a core. A
-    /// running thread has the stack of its newest sample, if it is in a sampled span. The notes of the profile state the
-    /// number of observations and the error that follows from it. The thread of the layer that observes is left out.
-    ///
-    /// Returns after [`ProfileOptions::duration`]; in async code call it from `spawn_blocking`. It needs rules that keep
+    /// Returns after [`ProfileOptions::duration`]; in async code call it from `spawn_blocking`. It needs rules that
+    /// keep something.
     /// something, since a layer that is off has no threads.
     ///
     /// ```no_run
@@ -279,10 +270,9 @@ impl Handle {
     }
 
     /// Waits until everything that was kept before is delivered, logged and passed to
-    /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout` (and 20 ms, so that what holds it up can be
-    /// said). If the exporter fails, it is
-    /// retried until then. Kept spans are exported without waiting for their roots to close. If the layer was dropped or is
-    /// shut down, this waits for its end, for which it retries five seconds or as long as the shutdown may take.
+    /// [`Builder::on_kept`](crate::Builder::on_kept), but not for longer than `timeout` (and 20 ms). If the exporter
+    /// fails, it is retried until then. Kept spans are exported without waiting for their roots to close. If the
+    /// layer was dropped or is shut down, this waits for its end.
     ///
     /// This blocks; in async code call it from `spawn_blocking`.
     ///
@@ -371,12 +361,9 @@ impl Handle {
         self.known(|engine| engine.source.describe()).unwrap_or_default()
     }
 
-    /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
-    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does, and
-    /// waits for another second, so that the log states what is lost.
-    ///
-    /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost: at
-    /// the return from `main`, at `std::process::exit` (which does not drop the guard either), and at an abort.
+    /// Returns a guard for `main` that exports everything that was kept when it is dropped, and waits for at most 5
+    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does.
+    /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost.
     #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())

@@ -219,8 +219,7 @@ impl SelfFilter {
         self.get::<S>()?.max_level_hint()
     }
 
-    /// Whether the hooks see the enters of all spans, profiled or not: the layer is not inside a `with_filter`, which
-    /// answers for itself.
+    /// Whether the hooks see the enters of all spans: the layer is not inside a `with_filter`, which answers for itself.
     #[inline(always)]
     pub(crate) fn sees_all_spans(&self) -> bool {
         self.was_asked.load(Ordering::Relaxed)

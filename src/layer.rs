@@ -102,8 +102,7 @@ impl ProfilingLayer {
     /// The OpenTelemetry span that a span is exported as, if it can be reached.
     #[cold]
     fn otel_span(&self, engine: &Engine, id: &span::Id) -> Option<OtelSpan> {
-        // Some combinations of layers do not pass on their subscriber. It is then the default subscriber, if that one
-        // contains this layer.
+        // Some combinations of layers do not pass on their subscriber. It is then the default one, if that contains this layer.
         let is_own = |layer: &Self| std::ptr::eq(layer, self);
         let default = || {
             tracing::dispatcher::get_default(|default| {
@@ -333,6 +332,7 @@ where
         let (known, error) = (&engine.callsites.logged_errors, OnceCell::new());
         let error = || error.get_or_init(|| LoggedError::of(event)).clone();
         engine.spans.fail_nearest(from, &ask, &|span| known.add(span, error));
+        engine.awaits.note_error(|span| known.of(span).is_some());
     }
 
     #[inline]

@@ -187,8 +187,7 @@ impl Handle {
         totals.unwrap_or_default()
     }
 
-    /// Passes the current numbers to `report`. Reports nothing after the layer is dropped, because counters that fall
-    /// back to 0 would be taken for a restart.
+    /// Passes the current numbers to `report`, unless the layer is dropped: counters that fall to 0 look like a restart.
     fn observe(&self, numbers: Numbers, report: impl Fn(u64, &[KeyValue])) {
         if !self.has_layer() {
             return;
@@ -216,8 +215,7 @@ fn attributes_of(total: &RouteTotal) -> Vec<KeyValue> {
     }
 }
 
-/// The number of lost samples by cause. All counters of samples that are not excluded here count as lost, so that new
-/// counters are included.
+/// The number of lost samples by cause. All counters of samples that are not excluded here count, so that new ones do.
 fn samples_lost(stats: &Stats) -> Vec<(&'static str, u64)> {
     const NOT_LOST: [&str; 2] = ["taken", "outside_spans"];
     let samples = with_prefix(stats, "samples.").filter(|(name, _)| !NOT_LOST.contains(name));

@@ -98,8 +98,7 @@ pub(crate) async fn refuse_foreign(
     }
 }
 
-/// Refuses requests for work that takes seconds, also if they only follow a link on a page of another site, which any page
-/// can do as often as it likes.
+/// Refuses requests for work that takes seconds, also those of links that any page can follow at will.
 pub(crate) async fn refuse_links(request: Request, next: Next) -> Response {
     match foreign_site(request.headers()) {
         None => next.run(request).await,

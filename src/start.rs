@@ -15,7 +15,7 @@ use crate::collect::{
 use crate::engine::{Commands, Engine, Gate, RunningSource};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
-use crate::keep::{Callsites, ProfileAdmission, SpanNames};
+use crate::keep::{Callsites, ProfileAdmission, SpanNames, observe_panics};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter, ShutdownResult};
@@ -66,6 +66,7 @@ const LONGEST_START: Duration = Duration::from_secs(1);
 ///
 /// If the system refuses to create a thread.
 pub(crate) fn start(parts: Parts) -> Result<Arc<Engine>, Error> {
+    observe_panics();
     let (engine, collector, publisher) = build(parts);
     publisher.start().map_err(Error::thread)?;
     let (begins, has_begun) = channel::bounded::<()>(0);

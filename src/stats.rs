@@ -178,11 +178,9 @@ counters! {
     spans: SpanStats as SpanCounters {
         /// Spans created that a rule matches.
         seen,
-        /// Spans kept, for any reason. A span that was kept while open, and again at its close,
-        /// counts twice.
+        /// Spans kept, for any reason. One that was kept while open and again at its close counts twice.
         kept,
-        /// On-CPU time of kept spans at their close, in nanoseconds. A kept span inside another one
-        /// counts in both.
+        /// On-CPU time of kept spans at their close, in nanoseconds, also of those inside others.
         kept_on_cpu_ns,
         /// Part of `kept_on_cpu_ns` in which the threads were sampled, in nanoseconds.
         kept_sampled_ns,
@@ -192,8 +190,7 @@ counters! {
         no_profile_rate_limit,
         /// Kept spans without a profile because too many profiles were pending.
         no_profile_queue_full,
-        /// Kept spans that are reported neither by name nor with a profile, because 1,024 spans of
-        /// their local root had been kept.
+        /// Kept spans that are not reported because 1,024 spans of their local root had been kept.
         no_profile_too_many_spans,
         /// Kept spans without a profile because the exporter was failing.
         no_profile_exporter_fails,
@@ -201,19 +198,13 @@ counters! {
         no_profile_no_memory,
         /// Kept spans without a profile because the system returned no random bytes for its id.
         no_profile_no_id,
-        /// Kept spans of which neither the log nor [`Builder::on_kept`](crate::Builder::on_kept) reports
-        /// anything: there are as many reports per minute of spans without a profile as there are
-        /// profiles ([`Builder::profiles_per_minute`](crate::Builder::profiles_per_minute)), and 1,024 spans of a local
-        /// root are reported.
+        /// Kept spans without a profile that are in no log line and callback: too many a minute.
         kept_unreported,
-        /// Spans that met their rule and were not kept because their trace is not exported; see
-        /// [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
+        /// Spans that were not kept because of [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
         dropped_unsampled_trace,
-        /// Spans that only this layer wants, and that were not created because the thread was in a span with 256 others
-        /// around it.
+        /// Spans that were not created for this layer, since 256 others were around them.
         declined_too_deep,
-        /// Times that a hook passed time up to the nearest 64 ancestors that the thread was not in, and not to those around
-        /// them.
+        /// Times that a hook passed time to the nearest 64 ancestors only.
         ancestors_left_out,
         /// Panics of the callback given to [`Builder::on_kept`](crate::Builder::on_kept).
         on_kept_panics,
@@ -221,21 +212,17 @@ counters! {
 
     /// Profiles of kept spans and their delivery.
     profiles: ProfileStats as ProfileCounters {
-        /// Profiles that the exporter accepted. A network exporter delivers them later; the next
-        /// counters state the outcome, and the rest are pending.
+        /// Profiles that the exporter accepted. A network exporter delivers them later.
         exported,
         /// Exported profiles that the receiver acknowledged.
         delivered,
-        /// Exported profiles that were written to the fallback directory because the receiver was
-        /// unavailable. Refused ones, which are also written there, count as `dropped_refused`.
+        /// Exported profiles written to the fallback directory because the receiver was unavailable.
         stored_as_fallback,
-        /// Profiles in the fallback directory that were due to be sent again. They count a second
-        /// time as delivered, refused or too old.
+        /// Profiles in the fallback directory that were due to be sent again, and count once more.
         resent_from_fallback,
         /// Exported profiles that the receiver refused permanently.
         dropped_refused,
-        /// Exported profiles that could not be delivered within an hour; receivers accept nothing
-        /// older.
+        /// Exported profiles that could not be delivered within an hour: receivers accept nothing older.
         dropped_too_old,
         /// Exported profiles that were not delivered before the exporter ended.
         dropped_at_shutdown,
@@ -245,18 +232,15 @@ counters! {
         dropped_export_failed,
         /// Local roots whose fields a profile of the process lacks, because 4,096 others had closed since the collector ran.
         root_fields_left_out,
-        /// Object files whose lines, or whose symbols altogether, were not read because they exceed
-        /// [`Builder::memory`](crate::Builder::memory), or a quarter of what control groups and resource limits leave.
+        /// Object files whose symbols were not read because they exceed [`Builder::memory`](crate::Builder::memory).
         symbols_over_limit,
     }
 
     /// Reports of kept spans and of the layer itself.
     reports: ReportStats as ReportCounters {
-        /// Log events of kept spans and of the layer that were dropped because the subscriber had not taken 8,192 others:
-        /// its output blocks, or is slow.
+        /// Log events that were dropped because the subscriber had not taken 8,192 others.
         dropped_log_full,
-        /// Kept spans that [`Builder::on_kept`](crate::Builder::on_kept) was not called for because it had not returned
-        /// for 8,192 others.
+        /// Kept spans that the callback was not called for, as it had not returned for 8,192 others.
         dropped_callback_full,
     }
 
@@ -268,29 +252,21 @@ counters! {
         outside_spans,
         /// Samples that found their ring full because the collector did not run in time.
         dropped_ring_full,
-        /// Samples of timers, also of other layers, that came to an alternate signal stack without room for the handler, as
-        /// when another handler of the program was already using it.
+        /// Samples of timers that came to an alternate signal stack without room for the handler.
         dropped_signal_stack_full,
-        /// Samples of a timer that were delayed because the program had blocked the signal. Only
-        /// the last one has a stack.
+        /// Samples of a timer that came late, as the program blocked the signal. Only the last has a stack.
         dropped_late,
-        /// Samples that could not be attributed because the thread had too many span intervals.
-        /// They also count as outside spans.
+        /// Samples outside spans because the thread had too many span intervals.
         dropped_intervals_full,
-        /// Samples of a span that could not be registered with the collector, which is thousands of
-        /// spans behind. They also count as outside spans.
+        /// Samples outside spans because the collector is thousands of spans behind.
         dropped_span_events_full,
         /// Samples whose span was never registered with the collector.
         dropped_unknown_span,
-        /// Samples whose stack was dropped because the memory budget was used up. The profile has
-        /// them as one frame that states this.
+        /// Samples without a stack because the memory budget was used up: one frame of the profile.
         dropped_memory,
-        /// Samples and waits dropped because the profile had too many, or would have exceeded
-        /// [`Builder::memory`](crate::Builder::memory). The remaining ones have their
-        /// weight. Profiles of one tree can share samples, which count in each of them.
+        /// Samples and waits that others represent, since the profile had too many or became too large.
         downsampled,
-        /// Samples whose stack was dropped because too many spans awaited their verdict. The
-        /// profile of their root has them as one frame that states this.
+        /// Samples without a stack because too many spans awaited their verdict: one frame of their root.
         dropped_pending_spans_full,
     }
 
@@ -341,13 +317,11 @@ counters! {
 
     /// Unwound stacks that are incomplete.
     stacks: StackStats as StackCounters {
-        /// Stacks deeper than the copied bytes or than the frame limit: their outer frames are
-        /// missing.
+        /// Stacks deeper than the copied bytes or the frame limit: their outer frames are missing.
         truncated,
         /// Stacks whose unwinding ended early for another reason.
         incomplete,
-        /// Stacks of which the outermost callers are on another one: work of a coroutine, of a signal handler with a stack
-        /// of its own, or called from there.
+        /// Stacks whose outermost callers are on another one, as of a coroutine or a signal handler.
         on_other_stacks,
     }
 
@@ -355,21 +329,17 @@ counters! {
     waits: WaitStats as WaitCounters {
         /// Waits of threads in profiled spans that were captured.
         captured,
-        /// Captured waits of known length but without a stack, because the system refuses to show
-        /// it.
+        /// Captured waits without a stack, because the system refuses to show it.
         without_stack,
         /// Waits that were not captured because captures may use 2 % of a core.
         dropped_over_budget,
-        /// Times that the holder of a lock was not sought, because that may use 1 % of a core, or there were over 1,000
-        /// threads.
+        /// Times that no holder of a lock was sought: over 1 % of a core, or over 1,000 threads.
         holders_not_sought,
         /// Captured waits that were dropped because the memory budget was used up.
         dropped_memory,
-        /// Times that it was not read for how long a thread had waited for a CPU: `/proc/self/task/TID/schedstat` cannot be
-        /// opened or has no counts, or too many of them are open.
+        /// Times that it was not read for how long a thread had waited for a CPU.
         run_delays_unread,
-        /// Context switch records that found their ring full. Off-CPU time is then wall time less
-        /// on-CPU time.
+        /// Context switch records that found their ring full. Off-CPU time is then the rest of wall time.
         switches_dropped_ring_full,
     }
 
@@ -377,12 +347,9 @@ counters! {
     awaits: AwaitStats as AwaitCounters {
         /// Awaits and scheduling delays that became samples.
         captured,
-        /// Times that a stack was not copied because the memory for pending futures was used up
-        /// ([`Builder::memory`](crate::Builder::memory)), and stacks that were taken back from futures that had
-        /// been pending for more than 5 seconds, because it nearly was.
+        /// Stacks that were not copied, or taken back after 5 seconds, for lack of memory for pending futures.
         dropped_memory,
-        /// Times that a stack was not copied because it was larger than 64 KiB, or not the thread's own: that of a
-        /// coroutine.
+        /// Stacks that were not copied because they were larger than 64 KiB, or those of a coroutine.
         unreadable,
         /// Samples that were dropped because the collector had not read those before.
         dropped_queue_full,
@@ -390,8 +357,7 @@ counters! {
         dropped_over_budget,
         /// Samples that were dropped because half of the memory budget was used up, or a span had too many.
         dropped_pending_full,
-        /// Branches of a `select!` or `join!` that are not shown in a sample because there were more than 8, or two while
-        /// little memory was left.
+        /// Branches of a `select!` or `join!` that a sample does not show: more than 8, or 2 if memory is tight.
         dropped_branches,
     }
 
@@ -412,11 +378,9 @@ counters! {
         tracked,
         /// Samples whose blocks are not tracked because some ten thousand are in use.
         dropped_not_tracked,
-        /// Samples that were dropped because the collector was behind. The profile of their span has less than its
-        /// account.
+        /// Samples that were dropped because the collector was behind. The account has all.
         dropped_queue_full,
-        /// Samples that were dropped because spans were being added to or removed from the overflow of their table. Some of
-        /// them would have been of young spans, and of no use.
+        /// Samples that were dropped because the overflow of the table of spans was changing.
         dropped_table_busy,
         /// Samples without a stack because the memory for waiting stacks was used up.
         dropped_memory,
@@ -424,15 +388,13 @@ counters! {
         off_stack,
         /// Samples without a stack because unwinding may use 2 % of a core.
         dropped_over_budget,
-        /// Samples that were dropped because half of the memory budget was used up, or a span had too many. The profile
-        /// has them as one frame that states this, unless too many spans had samples and this one got none.
+        /// Samples that were dropped because half of the memory was used up, or a span had too many.
         dropped_pending_full,
     }
 
     /// Sampled threads, and why others are not sampled.
     threads: ThreadStats as ThreadCounters {
-        /// Times that attaching a thread in an old span was deferred: attaching may use 50 ms at once and
-        /// 2 % of a core after that, and for a profile of the process 200 ms at once and 10 %.
+        /// Times that a thread was not attached at once: that may use 2 % of a core, for the process 10 %.
         attach_deferred,
         /// Times that a thread was attached, or attached again at another rate.
         attached,
@@ -440,40 +402,31 @@ counters! {
         sampled,
         /// Threads that are sampled now by a timer and a signal.
         sampled_by_timer,
-        /// Threads in old spans that could not be sampled at the last attempt, or because no thread
-        /// can be; the next counters state the cause.
+        /// Threads in old spans that could not be sampled at the last attempt, or because none can be.
         unsampled,
         /// Attempts to sample a thread that failed because perf events are refused.
         refused_perf,
-        /// Attempts to sample a thread by perf that failed because no memory may be locked for its
-        /// ring. A timer may sample it.
+        /// Attempts to use perf that failed because no memory may be locked for its ring.
         refused_locked_memory,
-        /// Attempts to sample a thread by a timer that failed: at the limit of pending signals, of which each timer takes
-        /// one, or because a call that timers need is refused.
+        /// Attempts to use a timer that failed: a limit of pending signals, or a call that is refused.
         refused_timers,
-        /// Attempts to sample a thread by a timer that failed because its alternate signal stack is too small for the
-        /// timer's signals.
+        /// Attempts to use a timer that failed because an alternate signal stack is too small.
         refused_signal_stack,
-        /// Attempts to sample a thread by a timer that were not made because a debugger or another tracer was attached,
-        /// with the source `auto`.
+        /// Attempts to use a timer that were not made because a debugger was attached.
         refused_traced,
-        /// Attempts to sample a thread by perf that failed at the limit of open files. A timer may
-        /// sample it.
+        /// Attempts to use perf that failed at the limit of open files.
         refused_open_files,
         /// Attempts to sample a thread that failed for another reason.
         refused_other,
-        /// Times that a profile of the process could not list its threads, as where `/proc` is not mounted: it has only those
-        /// that have been in profiled spans.
+        /// Times that a profile of the process could not list its threads, as without `/proc`.
         unlisted,
-        /// For how long threads ran while a source sampled them that has never given a sample, in nanoseconds; 0 unless
-        /// that is a second or more. The log and [`Handle::source`](crate::Handle::source) then say so.
+        /// For how long threads ran while a source sampled them that has never given a sample.
         silent_ns,
     }
 
     /// The sampler and the collector thread.
     sampling: SamplingStats as SamplingCounters {
-        /// Times that the sampling rate was reduced to stay within
-        /// [`Builder::cpu_budget`](crate::Builder::cpu_budget).
+        /// Times that the rate was reduced because of [`Builder::cpu_budget`](crate::Builder::cpu_budget).
         rate_reduced,
         /// Ring records that contradict themselves.
         records_malformed,
@@ -493,8 +446,7 @@ counters! {
         dropped,
         /// Times that a span started when a trace that had gone on had no open span any more. It follows.
         late,
-        /// Spans that were dropped because too many were held, or waited to be passed on, and those whose start was not
-        /// seen. Those of a trace that goes on are missing in it.
+        /// Spans that were dropped because too many were held, or whose start was not seen.
         dropped_over_bound,
         /// Spans of traces that were not decided at the shutdown, and those that went on but not within its time.
         dropped_at_shutdown,

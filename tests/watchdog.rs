@@ -106,15 +106,14 @@ fn deadlock(source: Source) {
         assert!(names.contains(&function), "{names:?}");
     }
     let is_waiting = |profile: &Profile| {
-        let title = &profile.title;
-        title.starts_with("request{http.route=/orders/{id}} · kept: hung · still open")
-            && title.contains(" · waiting: 100 % in watchdog::takes_")
+        let title = "request{http.route=/orders/{id}} · kept: hung · still open";
+        profile.title.starts_with(title) && profile.headline.contains(", 100 % in watchdog::takes_")
     };
     assert!(profiles.iter().all(is_waiting), "{profiles:?}");
     // Of the two, only the second to hang is sure to have both threads in it.
     let is_said = |profile: &&Profile| {
-        let waits = " in the span `request{http.route=/orders/{id}}` waits for the lock 0x";
-        profile.title.contains(" · still open · deadlock · ")
+        let waits = " of `request{http.route=/orders/{id}}` (thread ";
+        profile.title.contains(" · still open · deadlock")
             && profile.notes[0].starts_with("deadlock (inferred): `")
             && profile.notes[0].matches(waits).count() == 2
     };

@@ -57,8 +57,7 @@ fn change_heap_layer(from: u32, to: u32) -> bool {
     HEAP_LAYER.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
-/// Takes a sample of an allocation on the calling thread, unless it is of no use. Returns how far the collector is behind,
-/// from 0 to 1.
+/// Takes a sample of an allocation on this thread, unless it is of no use. Returns how far the collector is behind, 0 to 1.
 fn take(allocation: &SampledAllocation) -> Option<f64> {
     if is_ignored() {
         return None;
@@ -218,20 +217,13 @@ impl LayerAllocations {
         let live = allocation.stack(self.settings.stack_bytes);
         let last = self.inbox.copy(None, live.as_ref(), usize::MAX);
         let at = self.spans.clock().now();
-        let is_pushed = self.inbox.push(CopiedSample {
-            span: promised,
-            amounts: [
-                KindWeight { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
-                KindWeight { kind: SampleKind::Allocations, at, weight: allocation.count },
-            ],
-            largest: u64::MAX,
-            stacks: LeafStacks { last, ..LeafStacks::default() },
-            branch: Branch::ONLY,
-            after: None,
-            woken_in: None,
-            behind: None,
-            heap,
-        });
+        let amounts = [
+            KindWeight { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
+            KindWeight { kind: SampleKind::Allocations, at, weight: allocation.count },
+        ];
+        let stacks = LeafStacks { last, ..LeafStacks::default() };
+        let sample = CopiedSample::new(promised, amounts, (stacks, Branch::ONLY));
+        let is_pushed = self.inbox.push(CopiedSample { heap, ..sample });
         if !is_pushed {
             // Once for each sample.
             Counters::add(dropped, u64::from(promised == span));

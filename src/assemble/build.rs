@@ -72,8 +72,7 @@ impl<'a> ProfileInputs<'a> {
         u64::try_from(i128::from(raw_ns) + self.unix_offset_ns).unwrap_or(0)
     }
 
-    /// The stacks as a profile, for symbolization: each with its thread and span, if it has them, and what it has of each
-    /// kind.
+    /// The stacks as a profile, for symbolization: each with its thread and span, and what it has of each kind.
     pub(crate) fn profile_of_stacks(
         self,
         id: ProfileId,
@@ -94,8 +93,7 @@ impl<'a> ProfileInputs<'a> {
 }
 
 impl ProfileAssembler<'_> {
-    /// Builds the profile of a group from the samples of its kept spans and the spans inside them. Downsamples if it
-    /// would exceed its limits.
+    /// Builds the profile of a group from the samples of its kept spans and those inside, fewer if it would be too large.
     pub(crate) fn build(&self, id: ProfileId, group: &ProfileGroup) -> BuiltProfile {
         let pending = self.inputs.pending;
         let inside = pending.inside(group.root, group.kept.iter().map(|span| span.key));

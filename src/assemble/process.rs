@@ -21,8 +21,7 @@ const LOCAL_ROOT: &str = "local_root";
 const MOST_POINTS: u64 = 4_096;
 const MOST_POINTS_OF_ALL: u64 = 100_000;
 
-/// What further samples have is one sample. With that and what was not sampled, a profile has 16,000 of each kind, which
-/// Pyroscope accepts by default.
+/// What further samples have is one sample: Pyroscope accepts 16,000 of each kind by default.
 const MOST_SAMPLES: usize = 16_000 - 2;
 
 impl ProfileInputs<'_> {
@@ -150,8 +149,7 @@ struct ProcessLinks<'a> {
 }
 
 impl ProcessLinks<'_> {
-    /// The link of a span, inside that of its local root, if it `is_one`. Otherwise that of all samples in local roots with
-    /// that span's name and fields.
+    /// The link of a span, inside that of its local root, if it `is_one`, or of all in such roots with that name and fields.
     fn link(&mut self, span: SpanKey, profile: &mut Profile, is_one: bool) -> Option<LinkId> {
         if let Some(known) = self.known.get(&span) {
             return *known;

@@ -7,8 +7,8 @@ use super::build::ProfileInputs;
 use super::links::Links;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::profile::{
-    CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, LeafMark, Link, LinkId,
-    Location, LocationId, LockHolder, Mapping, MappingId, Point, Profile, ProfileId,
+    BEFORE_ERROR, CALLERS_NOT_COPIED, CALLERS_WITHOUT_TABLES, FrameKind, Leaf, LeafId, LeafMark,
+    Link, LinkId, Location, LocationId, LockHolder, Mapping, MappingId, Point, Profile, ProfileId,
     ProfiledThread, SampleKind, StackId, ThreadId, capped,
 };
 use crate::sinks::{Losses, Lost, SHORTEST_WAIT, SpanSamples, StackEntry, StackLeaf};
@@ -300,7 +300,9 @@ impl<'a> Tables<'a> {
                 StackEntry::Code(address) => self.location(address, false),
                 StackEntry::Inferred(address) => self.location(address, true),
                 StackEntry::OtherLeaf => self.profile.add_leaf_mark(LeafMark::Other),
+                StackEntry::Elsewhere => self.profile.add_leaf_mark(LeafMark::Elsewhere),
                 StackEntry::WokenLeaf => self.profile.add_leaf_mark(LeafMark::Woken),
+                StackEntry::BeforeError => self.profile.add_remark(BEFORE_ERROR),
                 StackEntry::HoldsOthers => self.profile.add_remark(HOLDS_OTHERS),
                 StackEntry::End(how) => {
                     end = how;
@@ -329,6 +331,7 @@ impl<'a> Tables<'a> {
             StackLeaf::In(Call::PageFault) => Leaf::Blocked("page fault".to_owned()),
             StackLeaf::Unknown => Leaf::Unknown("waiting: location unknown"),
             StackLeaf::Running => Leaf::Unknown("running: stack not known"),
+            StackLeaf::WhileEntered(ms) => Leaf::AwaitingWhileEntered(ms),
             StackLeaf::OneOf(count) => Leaf::AwaitingOneOf { count, others: String::new() },
             StackLeaf::NotBegun => Leaf::Unknown("scheduling delay before it began"),
             StackLeaf::NotObserved => Leaf::Unknown("in no thread: not `.profiled()`"),
@@ -344,8 +347,10 @@ impl<'a> Tables<'a> {
             }
             StackLeaf::AwaitingUntil(number) | StackLeaf::WokenIn(number) => {
                 let woke = matches!(waited, StackLeaf::WokenIn(_));
-                let span = self.builder.span_name(number);
-                span.map_or(Leaf::Awaiting, |span| Leaf::AwaitingUntil { span, woke })
+                match self.builder.span_name(number) {
+                    None if !woke => Leaf::Awaiting,
+                    span => Leaf::AwaitingUntil { span, woke, at: String::new() },
+                }
             }
         }
     }
@@ -409,8 +414,7 @@ impl<'a> Tables<'a> {
         self.profile.add_link(Link { linked, ..Link::named(SPANS_INSIDE, Some(around)) })
     }
 
-    /// The link of a span, including its ancestors up to [`DEEPEST`] levels: span trees can be thousands of levels
-    /// deep.
+    /// The link of a span, including its ancestors up to [`DEEPEST`] levels: trees can be thousands of levels deep.
     pub(crate) fn link(&mut self, span: SpanKey, inside: &HashSet<SpanKey>) -> Option<LinkId> {
         if let Some(known) = self.links.get(&span) {
             return Some(*known);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::place::{Carried, mixed};
-use super::record::{FutureRecord, await_sample};
+use super::record::{FutureRecord, Waking, await_sample};
 use super::shared::{LayerAwaits, ListedAt};
 use crate::inbox::CopiedSample;
-use crate::span::{RegistryId, Spans, explain_idle, last_long_segment};
+use crate::span::{LongSegment, RegistryId, Spans, explain_idle, last_long_segment};
 use crate::stats::Counters;
 use crate::sys::{SuspendCounting, TaskWaker};
 
@@ -29,8 +29,6 @@ pub(super) struct Idle {
     pub(super) tag: u8,
     pub(super) is_tag_in_use: bool,
     pub(super) listed: Option<ListedAt>,
-    /// The record may have a carried sample.
-    pub(super) has_carried: bool,
     /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
     uncounted: [u64; 2],
     /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
@@ -150,8 +148,8 @@ impl Idle {
     ) {
         let _uncounted = SuspendCounting::begin();
         // That of an earlier await is of no use.
-        let waker = record.woken_in.try_lock().and_then(|mut woken_in| woken_in.take());
-        let waker = waker.filter(|_| woke.is_some() && woken_at - since >= awaits.sample);
+        let waking = record.waking.try_lock().map(|mut waking| std::mem::take(&mut *waking));
+        let waking = waking.filter(|_| woke.is_some() && woken_at - since >= awaits.sample);
         let [awaited, delayed] = std::mem::take(&mut self.uncounted);
         let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
@@ -180,20 +178,26 @@ impl Idle {
         let woken_in = place.leaves.woken_in(woke).filter(|it| spans.is_open_span(it));
         let span = woken_in.unwrap_or(span);
         let [busy, delayed_busy] = busy_in(span.id);
-        let since = since + busy;
+        let entered =
+            u128::from(await_weight) * u128::from(busy) / u128::from(woken_at - since).max(1);
+        let entered = u64::try_from(entered).unwrap_or(0);
         await_weight = await_weight.saturating_sub(busy);
         delay_weight = delay_weight.saturating_sub(delayed_busy);
-        if await_weight + delay_weight == 0 {
+        let is_idle = await_weight + delay_weight > 0;
+        if !is_idle && entered == 0 {
             return;
         }
         let Some(outermost) = spans.outermost_of(&span) else { return };
-        if !spans.is_old_await(&span, since, now) {
-            let (leaves, weights, is_merged) = (None, [await_weight, delay_weight], false);
-            let new =
-                Carried { span, outermost, leaves, woke, since, woken_at, weights, is_merged };
+        let is_old = spans.is_old_await(&span, since, now);
+        let since = since + busy;
+        if !is_old && !is_idle {
+            return;
+        }
+        if !is_old {
+            let weights = [await_weight, delay_weight];
+            let new = Carried::new([span, outermost], woke, [since, woken_at], weights);
             let before = place.carried.take().filter(|it| it.outermost.key == outermost.key);
             place.carry(before, new);
-            self.has_carried = true;
             return;
         }
         let is_inside = |carried: &mut Carried| carried.outermost.key == outermost.key;
@@ -208,23 +212,36 @@ impl Idle {
             to - from >= awaits.sample && overlap > (to - from) / 2
         };
         let behind = last.filter(|last| took_most((last.from, last.to), woken_at, now));
-        // Who left the thread just before woke it, or had kept the thread from seeing that it was ready.
-        let after = last.filter(|last| {
+        // Who left the thread just before woke it, or had kept the thread from seeing that it was ready, or from running it.
+        let has_left = |last: &LongSegment| {
             woken_at.abs_diff(last.to) <= (last.to - last.from) / 50
                 && took_most((last.from, last.to), since, woken_at)
-        });
-        let waker = waker.filter(|(_, root)| *root != outermost.key).map(|(span, _)| span);
+        };
+        let own = [span.key, outermost.key];
+        let is_own = |last: &LongSegment| last.span.is_some_and(|it| own.contains(&it.key));
+        let on_waker = waking.as_ref().and_then(|waking| waking.after);
+        let on_waker = on_waker.filter(|last| has_left(last) && !is_own(last));
+        let after = last.filter(has_left).or(on_waker);
+        let is_other = |waking: &Waking| waking.span.is_none_or(|(_, root)| root != outermost.key);
+        let Waking { span: waker, stack, .. } = waking.filter(is_other).unwrap_or_default();
+        let (waker, mut stack) = (waker.map(|(span, _)| span), stack);
         let amounts = [(since, await_weight), (woken_at, delay_weight)];
-        let amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
+        let mut amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
+        let entered_ns = awaits.weight_ns(entered);
+        if !is_idle && let [(_, await_ns), _] = &mut amounts {
+            *await_ns = 1;
+        }
         Counters::add(&awaits.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
         let span_of = |it| if spans.is_open_span(&it) { it } else { span };
-        for leaves in leaves.into_samples(woke, span, span_of) {
+        for mut leaves in leaves.into_samples(woke, span, span_of) {
             if spans.report_await(&leaves.span) {
                 let [after, behind] = [after, behind].map(|last| last.and_then(|last| last.span));
+                leaves.stacks.waker = stack.take();
                 awaits.push(CopiedSample {
                     after,
                     woken_in: waker,
                     behind,
+                    entered_ns,
                     ..await_sample(leaves, amounts)
                 });
             }

@@ -165,8 +165,7 @@ impl PendingLeaves {
         Self { leaves: self.leaves.iter().map(copy).collect(), left_out: self.left_out }
     }
 
-    /// What is shown of them, in `span_of` of their spans: the one that woke the task has all the time; if that is not
-    /// known, all have equal parts. `span` is that of a stack which is not known.
+    /// What is shown of them, in `span_of` of their spans: the one that woke the task has all the time, or all have parts.
     pub(super) fn into_samples(
         mut self,
         woke: Option<u8>,
@@ -217,7 +216,7 @@ fn stacks_of(leaves: Vec<PendingLeaf>, woken: Option<u8>) -> LeafStacks {
         return LeafStacks::default();
     }
     let last = Some(copies.remove(0));
-    LeafStacks { last, others: copies, woke: woke.flatten() }
+    LeafStacks { last, others: copies, woke: woke.flatten(), waker: None }
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl Observed {
         self.idle.is_tag_in_use = true;
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
-        let is_carrier = self.idle.has_carried;
+        let is_carrier = waker.observer.awaits.get().is_some();
         let mut carrier = is_carrier.then(|| Arc::clone(waker));
         if is_carrier {
             carrier = CARRIER.try_with(|cell| cell.replace(carrier.take())).ok().flatten();
@@ -158,9 +158,12 @@ impl Observed {
             awaits.remove_future(place);
         }
         // Wakers may outlive the future.
-        waker.observer.place.lock().end(&awaits.spans);
+        let mut place = waker.observer.place.lock();
+        place.end(&awaits.spans);
+        let has_carried = place.carried.is_some() || place.before_error.is_some();
+        drop(place);
         // The spans around the future may be about to close.
-        if idle.has_carried {
+        if has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
         }
         was_pending

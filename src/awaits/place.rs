@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use super::leaves::PendingLeaves;
-use crate::span::{InnermostSpan, Spans};
+use crate::span::{InnermostSpan, SpanKey, Spans};
 
 /// Where the future is.
 #[derive(Debug, Default)]
@@ -17,10 +17,11 @@ pub(super) struct AwaitPlace {
     spare: Vec<InnermostSpan>,
     pub(super) leaves: PendingLeaves,
     pub(super) carried: Option<Carried>,
+    /// What was awaited last before an error was logged.
+    pub(super) before_error: Option<Carried>,
 }
 
-/// One sample for all awaits of a span that is young, in case it is kept. Each await is the one whose stack it has with
-/// the probability of its share.
+/// One sample for all awaits of a young span, in case it is kept: of each with the probability of its share.
 #[derive(Debug)]
 pub(super) struct Carried {
     pub(super) span: InnermostSpan,
@@ -36,6 +37,19 @@ pub(super) struct Carried {
     pub(super) weights: [u64; 2],
     /// It represents more than one.
     pub(super) is_merged: bool,
+    pub(super) is_before_error: bool,
+}
+
+impl Carried {
+    pub(super) fn new(
+        [span, outermost]: [InnermostSpan; 2],
+        woke: Option<u8>,
+        [since, woken_at]: [u64; 2],
+        weights: [u64; 2],
+    ) -> Self {
+        let (leaves, is_merged, is_before_error) = (None, false, false);
+        Self { span, outermost, leaves, woke, since, woken_at, weights, is_merged, is_before_error }
+    }
 }
 
 impl AwaitPlace {
@@ -51,8 +65,7 @@ impl AwaitPlace {
         Some(carried)
     }
 
-    /// The span that the future is in: the one in which the waker was cloned last or, if that one has closed, the nearest
-    /// around it that is open.
+    /// The span that the future is in: that in which the waker was cloned last, or the nearest around it that is open.
     pub(super) fn open_span(&self, spans: &Spans) -> Option<InnermostSpan> {
         let mut all = self.span.into_iter().chain(self.around.iter().copied());
         all.find(|span| spans.is_open_span(span))
@@ -125,6 +138,30 @@ impl AwaitPlace {
             self.span = span;
             spans.note_observed(span.as_ref(), &mut self.around);
         }
+    }
+
+    /// An error was logged in the poll after an await that ended with a wake by that clone.
+    pub(super) fn note_error(
+        &mut self,
+        (spans, now): (&Spans, u64),
+        woke: u8,
+        has_failed: impl FnOnce(SpanKey) -> bool,
+        lost: &AtomicU64,
+    ) {
+        let open = self.open_span(spans).and_then(|span| Some((span, spans.outermost_of(&span)?)));
+        let Some((span, outermost)) = open else { return };
+        let is_known = self.before_error.as_ref().is_some_and(|it| it.outermost == outermost);
+        let mut awaited = self.leaves.awaited();
+        if is_known
+            || !awaited.all(|leaf| spans.is_open_span(&leaf.span))
+            || !has_failed(outermost.key)
+        {
+            return;
+        }
+        let woke = Some(woke);
+        let leaves = Some(self.leaves.duplicate(woke, lost));
+        let last = Carried::new([span, outermost], woke, [now, now], [1, 0]);
+        self.before_error = Some(Carried { leaves, is_before_error: true, ..last });
     }
 
     /// Carries a new sample together with the one before.

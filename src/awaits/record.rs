@@ -14,9 +14,11 @@ use parking_lot::Mutex;
 use super::leaves::{PendingLeaf, PendingLeaves, PollTags, SpanLeaves, WOKE_ITSELF};
 use super::place::{AwaitPlace, Carried};
 use super::shared::{LayerAwaits, SAMPLE_NS, SharedAwaits, activity};
-use crate::inbox::{CopiedSample, HeapUse, KindWeight};
+use crate::inbox::{CopiedSample, CopiedStack, KindWeight};
 use crate::profile::SampleKind;
-use crate::span::{InnermostSpan, OtherSpan, SpanKey, innermost_span};
+use crate::span::{
+    InnermostSpan, LongSegment, OtherSpan, SpanKey, innermost_span, last_long_segment,
+};
 use crate::stats::Counters;
 use crate::sys::{LiveStack, SuspendCounting, TaskWaker, WakerObserver, waker_vtable};
 
@@ -31,8 +33,8 @@ pub(super) struct FutureRecord {
     pub(super) woken_at: AtomicU64,
     /// By which clone.
     pub(super) woken_by: AtomicU8,
-    /// After a long await, in which span, and the outermost one around that.
-    pub(super) woken_in: Mutex<Option<(OtherSpan, SpanKey)>>,
+    /// After a long await.
+    pub(super) waking: Mutex<Waking>,
     pub(super) tags: PollTags,
     /// Other clones of the waker existed when `place` was set in the last poll: it may not be what is still awaited.
     pub(super) is_unsure: AtomicBool,
@@ -49,14 +51,23 @@ pub(super) struct FutureRecord {
     pub(super) place: Mutex<AwaitPlace>,
 }
 
+/// Where a future was woken.
+#[derive(Debug, Default)]
+pub(super) struct Waking {
+    /// In which span, and the outermost one around that.
+    pub(super) span: Option<(OtherSpan, SpanKey)>,
+    pub(super) stack: Option<CopiedStack>,
+    /// What was on the thread for long before that.
+    pub(super) after: Option<LongSegment>,
+}
+
 thread_local! {
-    /// The future with a carried sample that is polled on this thread, or that ended last.
+    /// The future that is polled on this thread, or that ended last of those with a carried sample.
     pub(super) static CARRIER: Cell<Option<Arc<TaskWaker<FutureRecord>>>> = const { Cell::new(None) };
 }
 
 impl LayerAwaits {
-    /// A span is kept that closes on this thread. Sends the sample of what it awaited while it was young, if there is one.
-    /// Returns the number of samples.
+    /// A span is kept that closes on this thread. Sends what it awaited while it was young. Returns the number of samples.
     pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
         let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return 0 };
         let mut place = carrier.observer.place.lock();
@@ -66,27 +77,40 @@ impl LayerAwaits {
             spans.iter().any(|span| span.layer == layer && span.key == kept)
         };
         let carried = place.take_carried(is_in, self.inbox.counters().dropped_memory);
+        let all = [carried, place.before_error.take_if(is_in)];
         drop(place);
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
-        carried.map_or(0, |carried| self.send(carried))
+        all.into_iter().flatten().map(|carried| self.send(carried)).sum()
+    }
+
+    /// An error was logged on this thread. Remembers what its future awaited last, if that was in a span that has failed.
+    #[cold]
+    pub(crate) fn note_error(&self, has_failed: impl FnOnce(SpanKey) -> bool) {
+        let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return };
+        let FutureRecord { place, woken_by, .. } = &carrier.observer;
+        let (_uncounted, woke) = (SuspendCounting::begin(), woken_by.load(Ordering::Relaxed));
+        let (now, lost) = ((&*self.spans, self.now()), self.inbox.counters().dropped_memory);
+        place.lock().note_error(now, woke, has_failed, lost);
+        _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
     }
 
     /// Returns the number of samples; 0 if its spans have closed.
     pub(super) fn send(&self, carried: Carried) -> u64 {
-        let Carried { span, outermost, leaves, woke, since, woken_at, weights, is_merged } =
-            carried;
+        let Carried { span, outermost, leaves, woke, since, woken_at, weights, .. } = carried;
         let spans = &self.spans;
         let open_of = |span, or| if spans.is_open_span(&span) { span } else { or };
         let span = open_of(span, outermost);
-        let amounts = weights.map(|ticks| spans.clock().ns(ticks));
+        let amounts = weights.map(|ticks| spans.clock().ns(ticks).max(ticks.min(1)));
         let [awaited, delayed] = [(since, amounts[0]), (woken_at, amounts[1])];
         let mut sent = 0;
         let leaves = leaves.unwrap_or_default();
         Counters::add(&self.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
         for leaves in leaves.into_samples(woke, span, |it| open_of(it, span)) {
             if spans.report_await(&leaves.span) {
-                let largest = if is_merged { SAMPLE_NS } else { u64::MAX };
-                self.push(CopiedSample { largest, ..await_sample(leaves, [awaited, delayed]) });
+                let largest = if carried.is_merged { SAMPLE_NS } else { u64::MAX };
+                let is_before_error = carried.is_before_error;
+                let sample = await_sample(leaves, [awaited, delayed]);
+                self.push(CopiedSample { largest, is_before_error, ..sample });
                 sent += 1;
             }
         }
@@ -103,9 +127,7 @@ pub(super) fn await_sample(
         KindWeight { kind: SampleKind::Await, at: since, weight: await_ns },
         KindWeight { kind: SampleKind::Delay, at: woken_at, weight: delay_ns },
     ];
-    let (largest, heap, span) = (u64::MAX, HeapUse::None, Some(span));
-    let (after, woken_in, behind) = (None, None, None);
-    CopiedSample { span, amounts, largest, stacks, branch, after, woken_in, behind, heap }
+    CopiedSample::new(Some(span), amounts, (stacks, branch))
 }
 
 pub(super) static VTABLE: RawWakerVTable = waker_vtable::<FutureRecord>();
@@ -144,16 +166,16 @@ impl WakerObserver for FutureRecord {
         if activity().0 {
             self.note_leaf(stack, is_only, WOKE_ITSELF);
         }
-        self.note_wake(WOKE_ITSELF);
+        self.note_wake(WOKE_ITSELF, || None);
     }
 
-    fn on_wake(&self, tag: usize) {
-        self.note_wake(u8::try_from(tag).unwrap_or(WOKE_ITSELF));
+    fn on_wake(&self, tag: usize, stack: impl FnOnce() -> Option<LiveStack>) {
+        self.note_wake(u8::try_from(tag).unwrap_or(WOKE_ITSELF), stack);
     }
 }
 
 impl FutureRecord {
-    fn note_wake(&self, tag: u8) {
+    fn note_wake(&self, tag: u8, stack: impl FnOnce() -> Option<LiveStack>) {
         if let Some(awaits) = self.awaits.get()
             && self.woken_at.load(Ordering::Relaxed) == 0
         {
@@ -161,9 +183,13 @@ impl FutureRecord {
             if since != 0
                 && now.saturating_sub(since) >= awaits.sample
                 && activity().0
-                && let Some(mut woken_in) = self.woken_in.try_lock()
+                && let Some(mut waking) = self.waking.try_lock()
             {
-                *woken_in = awaits.spans.waking_span();
+                let _uncounted = SuspendCounting::begin();
+                let stack = stack().filter(|_| !awaits.room.is_tight());
+                let stack = stack.and_then(|stack| awaits.copy(None, Some(&stack)));
+                let after = last_long_segment(awaits.spans.layer());
+                *waking = Waking { span: awaits.spans.waking_span(), stack, after };
             }
             self.woken_by.store(tag, Ordering::Relaxed);
             self.woken_at.store(now, Ordering::Release);

@@ -19,8 +19,7 @@ use crate::sys::{
     LiveStack, STRIPES, Stripe, Striped, SuspendCounting, TaskWaker, WORDS, Waker, own_stripe,
 };
 
-/// An await of this length becomes a sample of its own. A shorter one becomes a sample of this length with the
-/// probability of its share in it.
+/// An await of this length becomes a sample; a shorter one becomes one of this length with the probability of its share.
 pub(super) const SAMPLE_NS: u64 = 10_000_000;
 const SAMPLE: Duration = Duration::from_nanos(SAMPLE_NS);
 /// Idle time is added to the accounts of spans in portions of at least this length.

@@ -132,8 +132,7 @@ impl ProcessProfiler {
         wall.until_next().is_zero() || wall.is_over()
     }
 
-    /// Begins the profile that is asked for, and ends the present one when it is time. Returns that one, of which this round
-    /// reads the last samples.
+    /// Begins the profile that is asked for, and returns the present one when it is time: this round reads its last samples.
     pub(super) fn check(
         &mut self,
         asked: Option<ProcessRequest>,
@@ -161,8 +160,7 @@ impl ProcessProfiler {
     }
 }
 
-/// Finds the spans of samples whose threads have met no hook since, so that the spans are not registered. Returns their
-/// local roots.
+/// Finds the spans, not registered, of samples whose threads have met no hook since. Returns their local roots.
 pub(super) fn note_unknown_spans(engine: &Engine, samples: &mut ProcessSamples) -> Vec<SpanInfo> {
     let unknown: HashSet<_> = samples.unknown_spans().collect();
     let mut roots = HashMap::new();

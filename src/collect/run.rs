@@ -171,8 +171,7 @@ impl Collector {
         }
     }
 
-    /// How long to sleep, or `None` to sleep until woken. A process without an open profiled span has no wake-ups
-    /// once its threads are detached.
+    /// How long to sleep, or `None` until woken: without an open span there are no wake-ups once threads are detached.
     pub(crate) fn sleep(&self) -> Option<Duration> {
         let Self { engine, threads, watchdog, .. } = self;
         let linger = engine.admission.until_next_expiry(LINGER);
@@ -231,8 +230,7 @@ impl Collector {
             // These threads are about to enter a span.
             self.threads.scan_soon();
         }
-        // A span is registered before its first interval is written, so these events include the spans of all
-        // intervals that were just read.
+        // A span is registered before its first interval is written, so all spans of those just read are among these.
         let closed_since = self.intake.register_spans();
         self.intake.closed.extend(closed_since);
         self.intake.sinks.note_spans();

@@ -194,30 +194,24 @@ impl Builder {
         self
     }
 
-    /// How long a span must have been entered, including the spans inside it, before the threads in it are sampled.
+    /// How long a span must have been entered, including the spans inside it, before the threads in it are sampled:
+    /// by default a twentieth of the shortest time in its rule, 1 to 20 ms (12.5 ms for `250ms`). Spans that `always`
+    /// or `0ms` keeps, that `one_in` selects, or of [`Handle::keep_current`](crate::Handle::keep_current) are sampled
+    /// from the beginning.
     ///
-    /// By default this follows from the span's rule: a twentieth of the shortest time in it, at least 1 ms and at most
-    /// 20 ms (12.5 ms for `250ms`); 1 ms if the rule contains no time. Spans that `always` or `0ms` keeps, that
-    /// `one_in` selects, or in which [`Handle::keep_current`](crate::Handle::keep_current) is called are sampled from
-    /// the beginning.
-    ///
-    /// [`Duration::ZERO`] samples all profiled spans from their first enter. Profiles then miss nothing at the
-    /// beginning, but each context switch in a profiled span costs 3 to 15 µs, even in spans that are not kept.
+    /// With [`Duration::ZERO`] all are, and each context switch in a profiled span costs 3 to 15 µs.
     #[must_use]
     pub fn sampling_delay(mut self, sampling_delay: Duration) -> Self {
         self.source.sampling_delay = Some(sampling_delay);
         self
     }
 
-    /// Profiles the process continuously: one profile of the CPU time of all its threads each minute, to the exporter of the
-    /// layer, beside those of kept spans. `rate` is in samples per second of CPU time of the process: from 1 to 1,000, or 0
-    /// for off, which is the default.
+    /// Profiles the process continuously: the CPU time of all its threads, a profile each minute, to the exporter of
+    /// the layer. `rate` is in samples per second of CPU time: from 1 to 1,000, or 0 for off, which is the default.
     ///
-    /// Samples have the name of their thread, and the name of their local root with those of its fields that are shown by
-    /// default. A
-    /// [`Directory`](crate::Directory) has these profiles in its directory `process`, with a quota of its own. With
-    /// [`heap`](Self::heap), they also have what was allocated. It needs a timer or perf for each thread that runs; where
-    /// neither works, the log says so. While the layer is off or its rules keep nothing, there is none.
+    /// Samples have the names of their thread and of their local root; with [`heap`](Self::heap) there is also what
+    /// was allocated. A [`Directory`](crate::Directory) has them in `process`, with a quota of its own. While the
+    /// layer is off or its rules keep nothing, there is none.
     #[must_use]
     pub fn continuous(mut self, rate: u32) -> Self {
         let range = 0..=*CONTINUOUS_RATES.end();
@@ -225,20 +219,17 @@ impl Builder {
         self
     }
 
-    /// The time that each profile of [`continuous`](Self::continuous) covers: from a second to a day. The default is a
-    /// minute.
+    /// The time that a profile of [`continuous`](Self::continuous) covers: a second to a day. The default is a minute.
     #[must_use]
     pub fn continuous_interval(mut self, interval: Duration) -> Self {
         self.source.continuous.interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
         self
     }
 
-    /// How many spans are chosen at random, when they are created, to show what is typical: of each route at most one in
-    /// that number of requests, and as many as take, to make and to name their profiles, at most `cpu_percent` of the CPU
-    /// time of this process, rounded to tenths; 100 is no limit. A request is a span that is inside no other profiled span,
-    /// or inside one that is open for long, such as a connection. Kept spans are compared with the last 200 of their name
-    /// and of the fields that name its route. They are sampled from their first enter on, and nothing of them is exported
-    /// by itself. Each takes some 1 ms of CPU time. The default is one in 16, and 0.2 %; 0 turns it off.
+    /// How many spans are chosen at random, when they are created, to show what is typical: of each route at most one
+    /// in that number of requests, and as many as take at most `cpu_percent` of the CPU time of this process, rounded
+    /// to tenths; 100 is no limit. Kept spans are compared with the last 200 of their name and route. Each takes some
+    /// 1 ms of CPU time. The default is one in 16, and 0.2 %; 0 turns it off.
     #[must_use]
     pub fn references(mut self, one_in: u32, cpu_percent: f64) -> Self {
         // Saturates.
@@ -342,18 +333,16 @@ impl Builder {
     }
 
     /// The share of one core that reading and unwinding samples may take, in percent; 0 for no limit. Above it, the
-    /// sampling rate is reduced until they take less; the log, the profiles and
-    /// [`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced) report that. The default is 1, or 0 if the
-    /// [`rate`](Self::rate) is set.
+    /// sampling rate is reduced ([`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced)). The default is
+    /// 1, or 0 if the [`rate`](Self::rate) is set.
     #[must_use]
     pub fn cpu_budget(self, percent: u32) -> Self {
         Self { cpu_percent: Some(percent), ..self }
     }
 
-    /// A callback for kept spans, called after their profile was exported, on a thread of its own. If it panics, the
-    /// panic is caught, counted in [`SpanStats::on_kept_panics`](crate::SpanStats::on_kept_panics), and logged once. If it
-    /// blocks, it stops nothing else; it is not called for kept spans beyond 8,192 that wait
-    /// ([`ReportStats::dropped_callback_full`](crate::ReportStats::dropped_callback_full)).
+    /// A callback for kept spans, called after their profile was exported, on a thread of its own. If it panics, that
+    /// is counted and logged once. If it blocks, nothing else stops; it is not called for kept spans beyond 8,192
+    /// that wait.
     #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
@@ -375,13 +364,11 @@ impl Builder {
         self
     }
 
-    /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, so that requests
-    /// to different routes have different names. Percentiles, too, compare only spans with the same values.
-    ///
-    /// By default these are the fields for which few different values are expected: `otel.name`, `http.route`,
-    /// `http.request.method`, `method`, `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all
-    /// other fields stay in the process. Values are cut after 100 characters, and [`redact`](Self::redact) applies to
-    /// them. A span with such fields costs some 200 ns more, as it does with other layers that store values.
+    /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, and by which
+    /// percentiles are kept apart. By default these are `otel.name`, `http.route`, `http.request.method`, `method`,
+    /// `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all others stay in the process.
+    /// Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such fields
+    /// costs some 200 ns more.
     #[must_use]
     pub fn span_fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { shown_fields: ShownFields::new(names), ..self }
@@ -403,10 +390,9 @@ impl Builder {
         self
     }
 
-    /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program's global
-    /// allocator is a [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. A
-    /// thread that takes more than some hundred samples a second has longer gaps. Where several layers exist, the shortest
-    /// gap applies to all of them.
+    /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program has a
+    /// [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. Of several
+    /// layers, the shortest gap applies.
     #[must_use]
     pub fn alloc_sample_interval(self, bytes: u32) -> Self {
         Self { alloc_sample_interval: bytes, ..self }
@@ -414,9 +400,8 @@ impl Builder {
 
     /// Tracks the live heap of the whole process: by which code the memory in use was allocated, in spans or not. The
     /// default is off. [`Handle::heap_profile`](crate::Handle::heap_profile) returns it. Needs a
-    /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free.
-    ///
-    /// One layer of a process tracks it at a time: of several that should, the first, and then the next.
+    /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free. Of several layers,
+    /// one tracks it.
     #[must_use]
     pub fn heap(self, heap: bool) -> Self {
         Self { heap, ..self }

@@ -7,8 +7,7 @@ use crate::sys;
 
 /// One word that tells the hooks of a layer whether they have anything to do.
 ///
-/// A gate is never freed. The child of a fork must not take locks, and can close the gates of all layers with plain
-/// stores.
+/// A gate is never freed. The child of a fork must take no locks, and can close the gates of all layers with stores.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Gate {

@@ -79,8 +79,7 @@ impl Engine {
         });
     }
 
-    /// False after shutdown, and in a forked child, where the layer's locks may be held forever. The hooks must do
-    /// nothing then.
+    /// False after shutdown, and in a forked child, where locks may be held forever. The hooks must do nothing then.
     #[inline(always)]
     pub(crate) fn is_running(&self) -> bool {
         self.gate.is_open()
@@ -111,8 +110,7 @@ impl Engine {
         self.allocations.tracks_heap() && sys::counts_allocations()
     }
 
-    /// Tracks the heap if no other layer does that any more. Once rules are off and all spans have closed, nothing else
-    /// needs to know what is allocated.
+    /// Tracks the heap if no other layer does. Once rules are off and all spans closed, nothing counts allocations.
     pub(crate) fn update_counting(&self) {
         if self.allocations.can_claim_heap() {
             // Blocks are tracked only while all frees are counted.
@@ -138,8 +136,7 @@ impl Engine {
 
     /// Applies new rules to spans that are created from now on. Open spans keep theirs.
     pub(crate) fn replace_rules(&self, rules: Rules) -> Result<(), Error> {
-        // Before spans of these rules can be created, and again afterwards: the collector may just have found that all
-        // rules are off.
+        // Before spans of these rules can be created, and afterwards: the collector may just have found all rules off.
         let is_on = !rules.is_off();
         let count = || {
             if is_on {
@@ -207,8 +204,7 @@ impl Engine {
         if !may_wake {
             return;
         }
-        // After the collector has been notified. As long as the threads of a reference are sampled, each of their context
-        // switches costs them several microseconds.
+        // After the collector has been notified. Sampled threads of a reference pay microseconds for each context switch.
         if is_reference || self.spans.has_many_span_events() {
             self.waker.wake();
         } else if must_notify {
@@ -434,13 +430,12 @@ impl Engine {
 
     /// Where the first error in a span was logged, which is unknown of the crate `log`, and what it says.
     #[inline(never)]
-    fn error_of(&self, closing: &SpanSnapshot) -> (Option<String>, Option<Arc<str>>) {
+    fn error_of(&self, closing: &SpanSnapshot) -> (Option<String>, Option<(Arc<str>, bool)>) {
         let known = || self.callsites.logged_errors.of(closing.key);
         let Some(error) = closing.has(FAILED).then(known).flatten() else { return (None, None) };
-        let (redaction, metadata) = (&self.names.redaction, error.metadata);
-        let file = metadata.file().map(|file| redaction.redact_source(file));
-        let place = file.map(|file| place_of(&file, metadata.line().unwrap_or(0)));
-        (place, Some(error.line(redaction)))
+        let (redaction, place) = (&self.names.redaction, error.place.as_ref());
+        let place = place.map(|(file, line)| place_of(&redaction.redact_source(file), *line));
+        (place, Some((error.line(redaction), error.is_panic)))
     }
 
     /// Reads the values of the span's fields that are shown, if there are any.

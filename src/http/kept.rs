@@ -89,8 +89,7 @@ impl Form {
     }
 }
 
-/// What was kept under an id: its report or the short form in that, else the short form of a span that this process has
-/// kept lately.
+/// What was kept under an id: its report or the short form in that, else that of a span kept lately.
 pub(super) fn one(
     handle: &Handle,
     id: &str,

@@ -496,8 +496,7 @@ fn content_type(name: &str) -> &'static str {
 const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
     HeaderName::from_static("cross-origin-resource-policy");
 
-/// Adds headers so that a response cannot do anything in a browser, except for the page, and for a report in its
-/// own window.
+/// Adds headers so that a response can do nothing in a browser, except for the page, and a report in its own window.
 async fn protect(mut response: Response) -> Response {
     let is_asset = response.headers().contains_key(header::VARY);
     let headers = response.headers_mut();

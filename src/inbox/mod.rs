@@ -36,6 +36,10 @@ pub(crate) struct CopiedSample {
     pub(crate) woken_in: Option<OtherSpan>,
     /// The span that was on the thread that polled it too late.
     pub(crate) behind: Option<OtherSpan>,
+    /// For how long threads were in its span during the await. That is no part of its amount.
+    pub(crate) entered_ns: u64,
+    /// The await was the last one before an error was logged.
+    pub(crate) is_before_error: bool,
     pub(crate) heap: HeapUse,
 }
 
@@ -82,6 +86,29 @@ pub(crate) enum HeapUse {
 }
 
 impl CopiedSample {
+    /// Of one await or allocation.
+    pub(crate) fn new(
+        span: Option<InnermostSpan>,
+        amounts: [KindWeight; 2],
+        (stacks, branch): (LeafStacks, Branch),
+    ) -> Self {
+        let (largest, heap, entered_ns, is_before_error) = (u64::MAX, HeapUse::None, 0, false);
+        let [after, woken_in, behind] = [None; 3];
+        Self {
+            span,
+            amounts,
+            largest,
+            stacks,
+            branch,
+            after,
+            woken_in,
+            behind,
+            entered_ns,
+            is_before_error,
+            heap,
+        }
+    }
+
     /// What it represents, in parts that are no larger than [`Self::largest`].
     pub(crate) fn parts(&self) -> impl Iterator<Item = KindWeight> + use<> {
         const MOST: u64 = 1_000;
@@ -143,8 +170,7 @@ impl Inbox {
         self.pool.is_here()
     }
 
-    /// Copies at most that many bytes of a stack, if it can be read. Uses the memory of an earlier copy again if that is
-    /// large enough. `None` if there is no memory.
+    /// Copies at most that many bytes of a stack, if it can be read, into that memory if it fits. `None` without memory.
     pub(crate) fn copy(
         &self,
         reused: Option<CopiedStack>,

@@ -16,8 +16,7 @@ pub(crate) struct CopiedStack {
 }
 
 impl CopiedStack {
-    /// Copies at most that many bytes of a stack, its innermost part. Uses the memory of an earlier copy again if that
-    /// is large enough, and not larger than what may be copied. `None` if there is no memory.
+    /// Copies at most that many bytes of a stack, its innermost part, into that memory if it fits. `None` without memory.
     pub(super) fn new(
         pool: &BlockPool,
         reused: Option<Self>,
@@ -65,4 +64,6 @@ pub(crate) struct LeafStacks {
     pub(crate) others: Vec<CopiedStack>,
     /// Which of all these woke the task, if that is known.
     pub(crate) woke: Option<usize>,
+    /// That of what woke the task.
+    pub(crate) waker: Option<CopiedStack>,
 }

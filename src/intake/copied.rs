@@ -6,7 +6,7 @@ use crate::inbox::{
     Branch, CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks,
 };
 use crate::profile::SampleKind;
-use crate::sinks::{Added, NewSample, Stack, StackLeaf, Total, WantedBy};
+use crate::sinks::{Added, Holder, NewSample, Stack, StackLeaf, Total, WantedBy};
 use crate::span::{IdleCause, InnermostSpan, OtherSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::Clock;
@@ -16,6 +16,7 @@ use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
 const UNWINDING: CpuBudget = CpuBudget::new(2, 50_000_000);
 /// Where the budget for samples is unlimited.
 const UNLIMITED: CpuBudget = CpuBudget::new(100, i64::MAX);
+const MS: u64 = 1_000_000;
 /// How many samples are read between two checks of the budget.
 const AT_ONCE: usize = 8;
 /// The assumed cost where CPU time cannot be read.
@@ -43,8 +44,7 @@ impl Intake {
         !self.for_copied.allocations.has_budget(now_ns)
     }
 
-    /// Reads the samples that are waiting; those that are sent from now on are read in the next round. `left` is the budget
-    /// for their stacks. Returns what is left of it.
+    /// Reads the samples that wait until now. `left` is the budget for their stacks. Returns what is left of it.
     fn read(&mut self, inbox: &Inbox, mut left: CpuBudget, now_ns: u64) -> CpuBudget {
         let waiting = inbox.samples.len();
         if waiting == 0 {
@@ -108,9 +108,15 @@ impl Intake {
     fn idle_leaf(&self, of: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
         match of.kind {
             SampleKind::Delay => Some(self.delayed(sample.behind)),
+            SampleKind::Await if sample.entered_ns >= MS && stack.waited.is_none() => {
+                Some(StackLeaf::WhileEntered((sample.entered_ns + MS / 2) / MS))
+            }
             SampleKind::Await if stack.waited.is_none() => {
                 let left = sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)));
-                left.or_else(|| Some(StackLeaf::WokenIn(self.name(sample.woken_in?))))
+                let woken_in = sample.woken_in.map(|span| self.name(span));
+                let is_known = woken_in.is_some() || !stack.elsewhere.is_empty();
+                let woken = StackLeaf::WokenIn(woken_in.unwrap_or(Holder::NO_SPAN));
+                left.or(is_known.then_some(woken))
             }
             _ => stack.waited,
         }
@@ -178,7 +184,10 @@ fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -
         let end = unwind(copy, &mut frames);
         stack.others.push((frames, end));
     }
-    stack.woke = sample.stacks.woke;
+    if let Some(waker) = &sample.stacks.waker {
+        unwind(waker, &mut stack.elsewhere);
+    }
+    (stack.woke, stack.is_before_error) = (sample.stacks.woke, sample.is_before_error);
     let Branch { count, .. } = sample.branch;
     stack.waited = stack.waited.or((count > 1).then_some(StackLeaf::OneOf(count)));
     stack

@@ -135,8 +135,7 @@ impl Intake {
         closed
     }
 
-    /// Adds child spans that have closed to the spans that count them: all whose closes were reported before that of such
-    /// a span.
+    /// Adds child spans that have closed to the spans that count them, if these have not closed before.
     fn add_children(&mut self) {
         let clock = self.spans.clock();
         let (mut counted, mut dropped) = (0, 0);

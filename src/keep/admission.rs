@@ -129,8 +129,7 @@ impl ProfileAdmission {
         nanoseconds(self.started.elapsed())
     }
 
-    /// Whether a closed span of that rule, name and root would get neither a profile nor a report, since there is no token
-    /// left.
+    /// Whether a closed span of that rule, name and root would get no profile and no report, as no token is left.
     pub(crate) fn is_over_limit(
         &self,
         (rule, name, root): (u64, u64, SpanKey),

@@ -203,8 +203,7 @@ impl Callsites {
         }
     }
 
-    /// Like [`wants`](Self::wants), for a callsite that may be new. Also whether errors are judged because of it, and were
-    /// not before.
+    /// Like [`wants`](Self::wants), for a callsite that may be new. Also whether errors are judged only because of it.
     pub(crate) fn register(&self, metadata: &'static Metadata<'static>) -> (bool, bool) {
         if !metadata.is_span() {
             return (self.wants(metadata), false);
@@ -225,8 +224,7 @@ impl Callsites {
         metadata.is_span() && candidates(metadata, &known.rules).iter().any(|one| one.keeps())
     }
 
-    /// Whether spans of that callsite are profiled only if another layer wants them: rules that name neither them nor their
-    /// level match.
+    /// Whether spans of that callsite are profiled only if another layer wants them: rules name neither them nor their level.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
         if has_attribute(metadata) {
             return false;
@@ -349,8 +347,7 @@ impl Callsites {
         self.known.lock().rules.iter().any(|rule| rule.keep.judges_allocations())
     }
 
-    /// New spans are judged by these rules from now on. Open spans keep theirs. Refused if compiled rules have taken all of
-    /// their memory and one of these is new.
+    /// New spans are judged by these rules, open ones by theirs. Refused if a rule is new and the memory for them is used up.
     pub(crate) fn replace(&self, rules: Rules) -> Result<(), Error> {
         let mut known = self.known.lock();
         let in_force: HashSet<_> = rules.iter().map(hash_of).collect();

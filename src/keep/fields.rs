@@ -10,8 +10,7 @@ use super::wanted::WantedValue;
 
 /// The rules of a callsite that depend on values, and the plan for each of them.
 ///
-/// The state of a span is one bit for each value that a rule wants, so a value that is recorded later is compared
-/// without the other values.
+/// The state of a span is one bit for each wanted value, so later ones are compared without the others.
 #[derive(Debug)]
 pub(crate) struct FieldRules {
     tests: Vec<Test>,
@@ -76,8 +75,7 @@ impl FieldRules {
         Some(wanted)
     }
 
-    /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later in fields that
-    /// have none yet.
+    /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
         let mut matcher = ValueMatcher { tests: &self.tests, bits: 0, seen: 0 };
         record(&mut matcher);

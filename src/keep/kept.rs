@@ -62,8 +62,8 @@ pub struct KeptSpan {
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) facts: Facts,
-    /// What the first `ERROR` event in it says, redacted. For the log alone.
-    pub(crate) error: Option<Arc<str>>,
+    /// What the first `ERROR` event in it says, redacted, and whether it tells of a panic. For the log alone.
+    pub(crate) error: Option<(Arc<str>, bool)>,
     /// Equal rules have the same id.
     pub(crate) rule: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
@@ -78,8 +78,7 @@ pub struct KeptSpan {
     pub(crate) around: Vec<SpanKey>,
 }
 
-/// What the samples in a kept span link to, unless they are in an inner kept span, whose samples link to what was
-/// decided when that was kept.
+/// What the samples in a kept span link to, unless they are in an inner one that was kept before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpanLink {
     /// The span; `None` if each sample links to its innermost span.
@@ -176,8 +175,7 @@ pub enum NoProfile {
     /// The system does not allow sampling; the first log line states why.
     #[error("sampling is unavailable")]
     SamplingUnavailable,
-    /// Its threads were not sampled, or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source)
-    /// state why.
+    /// Its threads or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source) state why.
     #[error("its threads were not sampled; an earlier line says why")]
     ThreadsNotSampled,
     /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
@@ -186,8 +184,7 @@ pub enum NoProfile {
     /// Too many profiles wait for export.
     #[error("too many profiles wait to be exported")]
     ExporterBusy,
-    /// 1,024 spans of the same local root were already kept and not yet exported. Its samples are in their profile if
-    /// it is inside one of them.
+    /// 1,024 spans of the same local root were kept and not exported. Their profile has its samples if it is inside one.
     #[error("too many spans of its tree were kept already")]
     TreeFull,
     /// The exporter currently fails; the log states why.

@@ -1,12 +1,13 @@
 //! The first errors that were logged in spans which failed lately.
 
+use std::cell::RefCell;
 use std::fmt::{self, Debug, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
+use tracing::Event;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata};
 
 use crate::redact::Redaction;
 use crate::span::SpanKey;
@@ -15,9 +16,50 @@ use crate::text::escaped;
 
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedError {
-    pub(crate) metadata: &'static Metadata<'static>,
+    /// The file and line where it was logged, unless that is unknown, or where the panic was that it tells of.
+    pub(crate) place: Option<(Arc<str>, u32)>,
+    pub(crate) is_panic: bool,
     /// The beginning of its message and error.
     pub(crate) text: Arc<str>,
+}
+
+/// Where a thread panicked, and what that said.
+type Panicked = ((Arc<str>, u32), String);
+
+thread_local! {
+    static LAST_PANIC: RefCell<Option<Panicked>> = const { RefCell::new(None) };
+}
+
+/// From now on, it is known where threads panic. The hook before this one runs, too.
+pub(crate) fn observe_panics() {
+    static ONCE: Once = Once::new();
+    if !std::thread::panicking() {
+        ONCE.call_once(|| {
+            let before = panic::take_hook();
+            panic::set_hook(Box::new(move |panicked| {
+                note_panic(panicked);
+                before(panicked);
+            }));
+        });
+    }
+}
+
+fn note_panic(panicked: &PanicHookInfo<'_>) {
+    let _uncounted = SuspendCounting::begin();
+    let payload = panicked.payload();
+    let said = payload.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| payload.downcast_ref().copied()).filter(|said| !said.is_empty());
+    let place = panicked.location().map(|place| (place.file().into(), place.line()));
+    let panicked = place.zip(said.map(|said| said.chars().take(MAX_CHARS).collect()));
+    _ = LAST_PANIC.try_with(|last| last.try_borrow_mut().map(|mut last| *last = panicked));
+}
+
+/// The last panic of this thread, if the text has what it said. It is told of once.
+fn panic_in(text: &str) -> Option<Panicked> {
+    let last = |last: &RefCell<Option<Panicked>>| {
+        last.try_borrow_mut().ok()?.take_if(|(_, said)| text.contains(&**said))
+    };
+    LAST_PANIC.try_with(last).ok().flatten()
 }
 
 /// Those of spans that failed lately, at places that their keys decide. Of spans with equal places, the last has it.
@@ -29,7 +71,7 @@ type Known = Option<(SpanKey, LoggedError)>;
 const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
 const MAX_BYTES: usize = 1_024;
-const MAX_CHARS: usize = 100;
+const MAX_CHARS: usize = 72;
 
 impl Default for LoggedErrors {
     fn default() -> Self {
@@ -107,7 +149,11 @@ impl LoggedError {
         event.record(&mut text);
         let EventText { message: Beginning(message), error: Beginning(error) } = text;
         let between = if message.is_empty() || error.is_empty() { "" } else { ": " };
-        Self { metadata: event.metadata(), text: (message + between + &error).into() }
+        let text = message + between + &error;
+        let (panicked, metadata) = (panic_in(&text), event.metadata());
+        let logged = || Some((metadata.file()?.into(), metadata.line().unwrap_or(0)));
+        let (is_panic, text) = (panicked.is_some(), text.into());
+        Self { place: panicked.map(|(place, _)| place).or_else(logged), is_panic, text }
     }
 
     /// In one line, without what is hidden. Of a long one its beginning and its end, where the cause is.
@@ -125,6 +171,7 @@ impl LoggedError {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Metadata;
     use tracing::callsite::{Callsite, Identifier};
     use tracing::field::FieldSet;
     use tracing::metadata::Kind;
@@ -157,7 +204,7 @@ mod tests {
     }
 
     fn error(text: &str) -> LoggedError {
-        LoggedError { metadata: &METADATA, text: text.into() }
+        LoggedError { place: None, is_panic: false, text: text.into() }
     }
 
     fn texts(known: &LoggedErrors, keys: &[u64]) -> Vec<Option<String>> {
@@ -187,6 +234,32 @@ mod tests {
     }
 
     #[test]
+    fn an_event_that_tells_of_a_panic_has_its_place_once() {
+        observe_panics();
+        let logged = |text: &str| {
+            let message = METADATA.fields().field("message").unwrap();
+            let values = [(&message, Some(&text as &dyn tracing::field::Value))];
+            let error =
+                LoggedError::of(&Event::new(&METADATA, &METADATA.fields().value_set(&values)));
+            let (file, line) = error.place.unwrap();
+            (error.is_panic, format!("{file}:{line}"))
+        };
+        let at_log = || (false, "a.rs:1".to_owned());
+        let line = line!() + 1;
+        let panics = |said: &str| _ = catch_unwind(AssertUnwindSafe(|| panic!("{said}")));
+        panics("no such age: 104");
+        assert_eq!(logged("no offers"), at_log(), "it tells of something else");
+        let place = (true, format!("{}:{line}", file!()));
+        assert_eq!(logged("Service panicked: no such age: 104"), place);
+        assert_eq!(logged("Service panicked: no such age: 104"), at_log(), "another one");
+        panics("");
+        assert_eq!(logged("Service panicked"), at_log(), "any text has nothing");
+        let elsewhere = std::thread::spawn(|| panic!("on another thread"));
+        elsewhere.join().unwrap_err();
+        assert_eq!(logged("on another thread"), at_log());
+    }
+
+    #[test]
     fn a_text_has_the_message_and_the_error() {
         let long = "x".repeat(2_000);
         let said = |values: [Option<&dyn tracing::field::Value>; 3]| {
@@ -201,7 +274,7 @@ mod tests {
         let refused: &dyn tracing::field::Value = &"refused\n";
         assert_eq!(said([Some(&"no offers"), Some(refused), Some(&7)]), r"no offers: refused\n");
         assert_eq!(said([None, Some(refused), None]), r"refused\n");
-        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 101);
+        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 73);
         let chain = format!("no offers: {}: name not known", "x".repeat(200));
         let line = said([Some(&chain.as_str()), None, None]);
         assert!(

@@ -27,7 +27,7 @@ pub use condition::{Condition, Keep, Threshold};
 pub(crate) use health::ExporterHealth;
 pub use kept::{Kept, KeptSpan, NoProfile};
 pub(crate) use kept::{OnKept, SpanLink};
-pub(crate) use logged_errors::LoggedError;
+pub(crate) use logged_errors::{LoggedError, observe_panics};
 pub(crate) use plan::PlanSettings;
 #[cfg(test)]
 pub(crate) use plans::RANDOM;

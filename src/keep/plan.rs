@@ -26,8 +26,7 @@ pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
     let sampling_delay = settings.sampling_delay.unwrap_or_else(|| keep.sampling_delay());
     let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
         let ticks = in_ticks(shortest);
-        // The estimate of the clock's rate improves over time. Every span that may be over the limit by a later
-        // estimate must be judged.
+        // The clock's rate is known better and better. A span that may be over the limit by a later estimate must be judged.
         ticks - ticks / 1024
     });
     // A rule that keeps spans for other reasons, or keeps all, is treated as if one second were too long.

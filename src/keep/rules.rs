@@ -60,8 +60,7 @@ impl Rule {
         Self::for_all(keep).with_span(name)
     }
 
-    /// Restricts the rule to spans with that field, whatever its value. If called several times, a span must have all
-    /// fields.
+    /// Restricts the rule to spans with that field, whatever its value. Of several calls, a span must have all fields.
     #[must_use]
     pub fn with_field(mut self, name: impl Into<String>) -> Self {
         self.fields.push(FieldMatch { name: name.into(), value: None });
@@ -259,8 +258,7 @@ impl Rules {
         self.0.iter()
     }
 
-    /// The rules that may decide for spans of this callsite, the most specific first. Only the last one can be
-    /// independent of field values.
+    /// The rules that may decide for spans of this callsite, the most specific first. Only the last needs no field.
     pub(crate) fn candidates(&self, metadata: &Metadata<'_>) -> Vec<&Rule> {
         let matching = self.0.iter().enumerate().filter(|(_, rule)| rule.matches(metadata));
         let mut candidates: Vec<_> = matching.collect();
@@ -284,8 +282,7 @@ impl Rules {
         self.highest(|rule| rule.chosen_level().unwrap_or(ENABLED_LEVEL))
     }
 
-    /// The highest level of what they profile if it is enabled, which functions with an attribute of their own must not
-    /// exceed. At least `INFO`.
+    /// The highest level of what they profile if it is enabled, the limit of attributes' own rules. At least `INFO`.
     pub(crate) fn highest_level(&self) -> LevelFilter {
         self.highest(Rule::level)
     }

@@ -36,8 +36,7 @@ fn has_path(field: &str) -> bool {
     matches!(field, "url.path" | "http.target" | "path" | "uri")
 }
 
-/// Of shown fields, those that name the route of a request. Others tell requests of a route apart, as a path does that is
-/// shown beside the template.
+/// Of shown fields, those that name the route of a request, and not what tells those of a route apart.
 pub(crate) fn of_route<'a>(
     fields: &'a [(&'static str, String)],
 ) -> impl Iterator<Item = (&'static str, Segments<'a>)> {
@@ -51,8 +50,7 @@ pub(crate) fn of_route<'a>(
     fields.map(|(field, value)| (*field, Segments { value, is_path: has_path(field) }))
 }
 
-/// The part of such a field's value that names the route: without a query, and with `{}` for what may tell requests of a
-/// route apart in a path.
+/// The part of such a field's value that names the route: without a query, and with `{}` for what may be an id.
 #[derive(Clone, Copy)]
 pub(crate) struct Segments<'a> {
     value: &'a str,
@@ -182,8 +180,7 @@ impl FieldValues {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
     }
 
-    /// A client can invent the method of its request, so it could have any number of values. As OpenTelemetry has it, one
-    /// that is not known is `_OTHER`.
+    /// A client can invent the method of its request. As OpenTelemetry has it, an unknown one is `_OTHER`.
     fn fold_methods(&mut self, metadata: &Metadata<'_>) {
         // The field `method` of other programs has other methods.
         let is_of_tower_http = metadata.target().starts_with("tower_http::");

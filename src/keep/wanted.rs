@@ -11,8 +11,7 @@ pub(super) enum WantedValue {
     Pattern(ValuePattern),
 }
 
-/// A regular expression that a whole value must match. A value that is equal to its text matches, too, so that `/a?b=1`
-/// can be written as it is.
+/// A regular expression that a whole value must match, or be equal to: so `/a?b=1` can be written as it is.
 #[derive(Clone, Debug)]
 pub(super) struct ValuePattern {
     text: String,

@@ -453,8 +453,7 @@ impl HeldTraces {
         if is_chosen { TraceVerdict::GoesOn(Some(threshold)) } else { TraceVerdict::Dropped }
     }
 
-    /// Decides on a trace, or lets what has ended since follow the decision. A span is missing in what it holds if it is
-    /// dropped, or if there was no room.
+    /// Decides on a trace, or on what has ended since. It holds no spans that are dropped or without room.
     fn decide(
         &self,
         mut shard: MutexGuard<'_, Shard>,

@@ -199,8 +199,7 @@ impl SpanDelivery {
         }
     }
 
-    /// Waits until the processor has passed on what it has, so that it drops nothing; false if the time of a shutdown is over
-    /// before that.
+    /// Waits until the processor has passed on what it has, so that it drops nothing; false if the shutdown's time is over.
     fn wait_for_room(&mut self) -> bool {
         let ends_at = || self.shared.ends_at.get();
         let mut pause = PAUSE;

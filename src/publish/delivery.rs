@@ -151,8 +151,7 @@ impl Delivery {
         self.outbox.add(Outgoing::whole(held));
     }
 
-    /// Does what is due. A hurried call does not wait for the end of the pause after a failure, unless the receiver
-    /// has asked for that pause.
+    /// Does what is due. A hurried call waits for no pause after a failure, unless the receiver has asked for it.
     pub(super) fn advance(&mut self, is_hurried: bool) {
         if self.has_lost_exporter() {
             return;

@@ -20,8 +20,7 @@ pub(crate) struct MemoryReservation {
     room: MemoryBudget,
 }
 
-/// How many times its own size a profile can need in total. It is copied for symbols and again for redacted names,
-/// and each format has its own tables.
+/// How many times its own size a profile can need in total: copies with symbols and redacted, and tables of formats.
 const TIMES: usize = 8;
 /// The minimum, however little memory is left.
 const LEAST: usize = 64 * 1024;

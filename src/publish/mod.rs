@@ -17,7 +17,7 @@ mod recent;
 mod reporter;
 mod worker;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -105,6 +105,7 @@ impl PublisherParts {
                 symbolizer,
                 symbolized,
                 reported,
+                recent: VecDeque::new(),
             }
             .run();
         })

@@ -13,8 +13,7 @@ use crate::export::remote::QueueLimits;
 use crate::keep::{Kept, Reservation};
 use crate::profile::Profile;
 
-/// The pause before a retry, at first and at most. A random part, up to the pause itself, is added so that processes
-/// do not retry in step.
+/// The pause before a retry, at first and at most. A random part is added, so that processes do not retry in step.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause of a receiver that may refuse all profiles: each that it refuses is an id that leads nowhere.

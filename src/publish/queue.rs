@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-// Not the locks of `parking_lot`: it lists in a table those who wait, and a forked child, where they do not exist, finds them
-// in its copy.
+// Not the locks of `parking_lot`, whose table lists who waits: a forked child, without those, finds them in its copy.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     state: Mutex<QueueState<T>>,

@@ -1,6 +1,6 @@
 //! The thread that reads symbols.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::{self, Discriminant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use super::job::{Job, ShutdownDeadline};
 use super::memory::MemoryReservation;
 use super::outbox::HeldProfile;
 use crate::budget::passed;
+use crate::facts::Facts;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Compared, MappingId, Profile, Symbolized};
+use crate::profile::{Compared, Hotspots, MappingId, Profile, SampleKind, Symbolized};
 use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
@@ -27,6 +28,9 @@ use crate::unwind::Module;
 
 /// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
+
+/// Of these, it is known where they ran.
+const MOST_RECENT: usize = 32;
 
 /// A program that loads its plugins again and again, from a new file each time, can have any number of them.
 const MAX_REPORTED: usize = 32;
@@ -43,6 +47,8 @@ pub(super) struct SymbolsThread {
     pub(super) symbolized: Instant,
     /// The problems that were logged, by file.
     pub(super) reported: HashSet<(Discriminant<SymbolProblem>, Option<String>)>,
+    /// The last kept spans that ran in one function: name, begin and end, and the function. The latest first.
+    pub(super) recent: VecDeque<(String, [u64; 2], String)>,
 }
 
 impl SymbolsThread {
@@ -114,6 +120,7 @@ impl SymbolsThread {
                 report.waits = profile.waits();
                 report.awaits = profile.awaits();
                 report.hotspots = profile.hotspots();
+                self.place(&profile.spans, &mut report.hotspots);
                 // Of further spans, it is not known which are inside others.
                 let is_topmost = profile.spans.iter().map(|span| span.is_topmost);
                 let is_topmost = is_topmost.chain(std::iter::repeat(true));
@@ -125,7 +132,8 @@ impl SymbolsThread {
                 profile.compared = self.compared(&profile);
                 report.compared = profile.compared.as_ref().map(|compared| compared.summary());
                 report.coverage = profile.coverage();
-                report::kept_event::describe_headline(&mut profile, &report);
+                let headline = |first| report::kept_event::headline(first, &report);
+                profile.headline = report.spans.first().map(headline).unwrap_or_default();
                 let since = Instant::now();
                 let held =
                     HeldProfile { profile, report, since, _room: room, _permit: reservation };
@@ -135,6 +143,26 @@ impl SymbolsThread {
                 self.symbolizer = None;
                 ExportJob::Lose(Box::new(report))
             }
+        }
+    }
+
+    /// Says in which functions spans were that left the thread of the first one, and remembers in which that one was.
+    fn place(&mut self, spans: &[Facts], hotspots: &mut Hotspots) {
+        let Some(first) = spans.first() else { return };
+        let (from_ns, to_ns) = (first.start_unix_ns, first.start_unix_ns + first.times.wall_ns);
+        hotspots.place_until(|name| {
+            let mut recent = self.recent.iter();
+            let (.., place) = recent.find(|(of, [begin_ns, end_ns], _)| {
+                of == name && *begin_ns < to_ns && from_ns < *end_ns
+            })?;
+            Some(place.clone())
+        });
+        let ran = hotspots.of(SampleKind::OnCpu).filter(|hotspot| hotspot.is_certain);
+        let ran = ran.and_then(|hotspot| hotspot.functions.first());
+        if let Some(it) = ran.filter(|it| !it.location.is_empty() && it.share > 0.5) {
+            self.recent.truncate(MOST_RECENT - 1);
+            let place = format!("{} ({})", it.name, it.location);
+            self.recent.push_front((first.name(), [from_ns, to_ns], place));
         }
     }
 

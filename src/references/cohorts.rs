@@ -69,8 +69,7 @@ impl References {
         Counters::add(&counters.cohorts_evicted, has_evicted.into());
     }
 
-    /// Compares the span of a profile with the reference spans of its cohort, of which it should be none yet. `None` if
-    /// there are none.
+    /// Compares the span of a profile with the reference spans of its cohort, if there are any. It should be none yet.
     pub(crate) fn compare(&self, profile: &Profile, facts: &Facts) -> Option<Compared> {
         let key = CohortKey::of(facts);
         let breakdown = Breakdown::of(profile, facts);

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::{Allocated, Ns, Short, is_vague, nanoseconds};
@@ -13,8 +14,7 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, ComparedSummary, FunctionShare, Hotspot, Profile, ProfileId, SampleKind, SlowerIn,
-    Waits, capped,
+    Awaits, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
 use crate::text::ms;
 
@@ -49,7 +49,7 @@ pub(crate) fn log(kept: &Kept) {
                 Ok(_) => None,
                 Err(why) => Some(format!("no profile: {}", without_profile(why, span))),
             };
-            let said = joined([error_of(span, span.error.as_deref()), is_in]);
+            let said = joined([error_of(span, span.error.as_ref()), is_in]);
             let said = said.map_or_else(String::new, |said| format!(": {said}"));
             log_span(span, kept, false, &(head(span) + &said));
         }
@@ -89,16 +89,7 @@ impl NameHint {
     /// The kept spans after which the log says so.
     const SPANS: usize = 5;
     /// Fields that differ between requests.
-    const TELLING: [&str; 8] = [
-        "http.route",
-        "route",
-        "matched_path",
-        "otel.name",
-        "url.path",
-        "http.target",
-        "path",
-        "uri",
-    ];
+    const TELLING: &str = "http.route route matched_path otel.name url.path http.target path uri";
 
     /// The log event, once, when it is due.
     pub(crate) fn event(&mut self, kept: &Kept) -> Option<LogEvent> {
@@ -113,9 +104,9 @@ impl NameHint {
         let span = kept.spans.first().filter(|_| !self.is_over && self.spans >= Self::SPANS)?;
         self.is_over = true;
         let fields = span.metadata.fields();
-        let is_shown = |name: &&&str| span.fields().any(|(shown, _)| shown == **name);
-        let mut unshown = Self::TELLING.iter().filter(|name| !is_shown(name));
-        let field = unshown.find(|name| fields.field(**name).is_some())?;
+        let is_shown = |name: &&str| span.fields().any(|(shown, _)| shown == *name);
+        let mut unshown = Self::TELLING.split(' ').filter(|name| !is_shown(name));
+        let field = unshown.find(|name| fields.field(name).is_some())?;
         let mut shown: Vec<_> = span.fields().map(|(name, _)| name).collect();
         shown.push(field);
         let shown = shown.join(",");
@@ -134,8 +125,7 @@ impl NameHint {
     }
 }
 
-/// The profile that the event refers to. The event of the first span is that of the profile; another span may have none,
-/// and says so.
+/// The profile that the event refers to. The first span's event is that of the profile; another span may have none.
 pub(crate) fn profile_of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Option<ProfileId> {
     span.profile().ok().or_else(|| kept.profile.filter(|_| has_profile))
 }
@@ -157,14 +147,72 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut text = head(first);
     let mut separator = ": ";
     // The more a reason explains, the earlier it stands.
-    for reason in reasons(first, kept, first.error.as_deref()).into_iter().chain(no_profile) {
+    for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
         if separator == "; " && text.chars().count() + reason.chars().count() > MOST_CHARS {
             continue;
         }
         text = text + separator + &reason;
         separator = "; ";
     }
+    fitting(text)
+}
+
+/// Leaves out what says least, until the line is short.
+fn fitting(mut text: String) -> String {
+    const STEPS: [fn(&str) -> String; 8] = [
+        |text| text.replace(", 100 % in ", " in "),
+        |text| with_paths(text, foreign),
+        |text| without(text, ", called by ", &[")", ";", ", until"]),
+        |text| with_paths(text, own),
+        |text| text.replace("(src/", "("),
+        |text| without(text, ", logged at ", &[",", ";"]),
+        |text| without(text, " 0x", &[" of "]),
+        |text| without(text, " (thread ", &[" waits", ",", ";"]),
+    ];
+    for step in STEPS {
+        if text.chars().count() <= MOST_CHARS {
+            break;
+        }
+        text = step(&text);
+    }
     text
+}
+
+/// Without each part from `begin` up to the first of `ends`.
+fn without(text: &str, begin: &str, ends: &[&str]) -> String {
+    let mut parts = text.split(begin);
+    let mut left = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = ends.iter().filter_map(|end| part.find(end)).min();
+        left += end.and_then(|end| part.get(end..)).unwrap_or_default();
+    }
+    left
+}
+
+/// Each path as `short` has it, which knows whether a place follows, as after functions of the program.
+fn with_paths(text: &str, short: impl Fn(&[&str], bool) -> Option<String>) -> String {
+    let mut words = text.split(' ').peekable();
+    let mut all = Vec::new();
+    while let Some(word) = words.next() {
+        let is_own = words.peek().is_some_and(|next| next.starts_with('('));
+        let parts: Vec<_> = word.split("::").collect();
+        all.push(short(&parts, is_own).unwrap_or_else(|| word.to_owned()));
+    }
+    all.join(" ")
+}
+
+/// With their crate and the last two names.
+fn foreign(path: &[&str], is_own: bool) -> Option<String> {
+    match path {
+        [of, _, .., outer, last] if !is_own => Some(format!("{of}::{outer}::{last}")),
+        _ => None,
+    }
+}
+
+/// Without their crate.
+fn own(path: &[&str], is_own: bool) -> Option<String> {
+    let [_, rest @ ..] = path else { return None };
+    (is_own && rest.len() > 1).then(|| rest.join("::"))
 }
 
 /// What explains most of the time of a span, the larger part first. Empty if nothing does.
@@ -172,17 +220,20 @@ pub(crate) fn headline(first: &KeptSpan, kept: &Kept) -> String {
     reasons(first, kept, None).join("; ")
 }
 
-/// Where the first `ERROR` event in a span was logged, and what it says if that may be said.
-fn error_of(span: &KeptSpan, said: Option<&str>) -> Option<String> {
-    match (said.filter(|said| !said.is_empty()), &span.facts.error_at) {
-        (Some(said), Some(place)) => Some(format!("error \"{said}\", logged at {place}")),
-        (Some(said), None) => Some(format!("error \"{said}\"")),
+/// Where the first `ERROR` event in a span was logged, or the panic was, and what it says if that may be said.
+fn error_of(span: &KeptSpan, said: Option<&(Arc<str>, bool)>) -> Option<String> {
+    match (said.filter(|(said, _)| !said.is_empty()), &span.facts.error_at) {
+        (Some((said, is_panic)), Some(place)) => {
+            let what = if *is_panic { "panicked" } else { "logged" };
+            Some(format!("error \"{said}\", {what} at {place}"))
+        }
+        (Some((said, _)), None) => Some(format!("error \"{said}\"")),
         (None, place) => place.as_ref().map(|place| format!("error at {place}")),
     }
 }
 
 /// `error`: what the first `ERROR` event in it says, if that may be said.
-fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
+fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> Vec<String> {
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(many_children);
@@ -201,8 +252,13 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let mut parts = parts.into_iter().filter_map(|(_, part)| part);
     let unknown = times.is_cpu_time_unknown.then(|| "on-CPU unknown".to_owned());
     // What explains its time stands beside the error.
-    let error = error_of(first, error);
-    let error = error.and_then(|error| joined([Some(error), parts.next()]));
+    let error =
+        error_of(first, error).and_then(|error| match (&kept.awaits.before_error, parts.next()) {
+            (Some(place), next) if next.as_ref().is_none_or(|next| next.contains("likely in")) => {
+                Some(format!("{error}, after an await in {place}"))
+            }
+            (_, next) => joined([Some(error), next]),
+        });
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let allocated = allocated(first, kept);
     let is_why = first.reasons().are_of_allocations();
@@ -215,27 +271,6 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&str>) -> Vec<String> {
     let reasons = before.into_iter().chain(many).chain(parts);
     let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(why).chain(reasons);
     reasons.chain(after).chain(last).collect()
-}
-
-/// Adds what explains most of the time of the first span of a symbolized profile.
-pub(crate) fn describe_headline(profile: &mut Profile, kept: &Kept) {
-    let Some(first) = kept.spans.first() else { return };
-    profile.headline = headline(first, kept);
-    let times = first.times();
-    let on_cpu_ns = match times.is_cpu_time_unknown {
-        true => times.busy_ns(),
-        false => times.subtree_on_cpu_ns,
-    };
-    let kinds = [
-        (on_cpu_ns, SampleKind::OnCpu, "on-CPU"),
-        (nanoseconds(kept.waits.total), SampleKind::OffCpu, "waiting"),
-        (times.await_ns, SampleKind::Await, "awaiting"),
-    ];
-    let much = kinds.into_iter().filter(|(ns, ..)| *ns > times.wall_ns / 10);
-    let hotspots = much.filter_map(|(ns, kind, words)| Some((ns, kept.hotspot(kind)?, words)));
-    if let Some((_, hotspot, words)) = hotspots.max_by_key(|(ns, ..)| *ns) {
-        _ = write!(profile.title, " · {words}: {hotspot}");
-    }
 }
 
 /// In which functions it ran, and of how little of that there are samples.
@@ -256,13 +291,9 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let own = kept.hotspot(SampleKind::OnCpu).map(|hotspot| {
         // Foreign code on a thread of its own.
         let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
-        let is_awaited = is_foreign && first.times().await_ns >= subtree_on_cpu_ns / 2;
-        let awaiting = kept.hotspot(SampleKind::Await).filter(|_| is_awaited);
-        let awaiting = awaiting.and_then(|awaiting| awaiting.functions.first());
-        let awaiting = awaiting.filter(|function| !function.location.is_empty());
-        let by = awaiting.map(|FunctionShare { name, location, .. }| {
-            format!(", awaited in {name} ({location})")
-        });
+        let awaiting = kept.awaits.mostly_in.as_ref().filter(|_| is_foreign);
+        let awaiting = awaiting.filter(|(_, time)| nanoseconds(*time) >= subtree_on_cpu_ns / 2);
+        let by = awaiting.map(|(place, _)| format!(", awaited in {place}"));
         format!("{hotspot}{}", by.unwrap_or_default())
     });
     let hotspot = own.map(|hotspot| match is_known {
@@ -351,8 +382,7 @@ fn joined(parts: [Option<String>; 2]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// How many times as long as typical ones it took, and if that explains it, where most of the difference is. Nothing of what
-/// can be by chance.
+/// How many times as long as typical ones it took, and if that explains it, where most of that is. Nothing by chance.
 fn against_typical(compared: &ComparedSummary, explains: bool) -> Option<String> {
     let slower_ns = compared.slower_ns?;
     let (times, median_ns) = (compared.times()?, compared.median_wall_ns?);
@@ -408,8 +438,7 @@ fn uncovered(kept: &Kept) -> Option<String> {
     })
 }
 
-/// What explains idle time, if that is worth saying. The awaits of the profile are compared with the idle time of the
-/// span only if all of them are its own.
+/// What explains idle time, if that is much. Awaits are compared with it only if all of them are the span's own.
 fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
     let awaits: &Awaits = &kept.awaits;
@@ -427,8 +456,7 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let total = awaits.total.min(Duration::from_nanos(longest_ns));
     let delay = awaits.delay.min(Duration::from_nanos(longest_ns).saturating_sub(total));
     let awaits = Awaits { total, delay, ..awaits.clone() };
-    let is_all =
-        of == ":" && awaits.delay.is_zero() && Short(total).to_string() == Ns(idle_ns).to_string();
+    let is_all = of == ":" && nanoseconds(total + delay) >= idle_ns / 10 * 9;
     let awaited = awaited(&awaits, kept.hotspot(SampleKind::Await));
     Some(if is_all { awaited } else { format!("idle {}{of} {awaited}", Ns(idle_ns)) })
 }
@@ -458,8 +486,6 @@ pub(crate) fn without_profile(why: NoProfile, span: &KeptSpan) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::compare::{OwnFunction, SpentIn};
     use crate::facts::Allocations;
@@ -660,11 +686,26 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_was_awaited_before_an_error_is_said_if_nothing_else_is_certain() {
+        let mut kept = kept();
+        kept.spans[0].facts.error_at = Some("src/error.rs:31".to_owned());
+        kept.awaits.before_error = Some("shop::fetch (src/upstream.rs:41)".to_owned());
+        assert!(
+            line(&kept).contains(": error at src/error.rs:31; 1.29 s on-CPU"),
+            "{}",
+            line(&kept)
+        );
+        kept.hotspots = Hotspots::default();
+        let said = "kept `test`: error at src/error.rs:31, after an await in shop::fetch (src/upstream.rs:41)";
+        assert_eq!(line(&kept), said);
+    }
+
     /// The profile leaves the process.
     #[test]
     fn only_the_log_has_what_an_error_says() {
         let mut kept = kept();
-        kept.spans[0].error = Some("no offers: timed out".into());
+        kept.spans[0].error = Some(("no offers: timed out".into(), false));
         let said = line(&kept);
         assert!(said.starts_with("kept `test`: error \"no offers: timed out\"; 1.29 s"), "{said}");
         kept.spans[0].facts.error_at = Some("src/error.rs:31".to_owned());
@@ -673,23 +714,26 @@ mod tests {
             said.contains(": error \"no offers: timed out\", logged at src/error.rs:31; 1.29"),
             "{said}"
         );
+        kept.spans[0].error = Some(("no offers".into(), true));
+        let panicked = ": error \"no offers\", panicked at src/error.rs:31; 1.29";
+        assert!(line(&kept).contains(panicked), "{}", line(&kept));
         assert!(headline(&kept.spans[0], &kept).starts_with("error at src/error.rs:31; "));
     }
 
     #[test]
     fn foreign_code_is_shown_with_the_function_that_awaits_it() {
         let mut kept = kept();
-        kept.spans[0].facts.times.await_ns = 1_000_000_000;
-        let others = Hotspots::of_awaits_for_test(1.0);
-        kept.hotspots =
-            Hotspots::for_test("sqlite3VdbeExec", 0.7).and_for_test(SampleKind::Await, others);
-        let expected =
-            "1.29 s on-CPU, 70 % in sqlite3VdbeExec, awaited in shop::fetch (src/upstream.rs:41)";
-        assert_eq!(headline(&kept.spans[0], &kept), expected);
-        // It awaited something else before.
-        kept.spans[0].facts.times.await_ns = 100_000_000;
-        let expected = "1.29 s on-CPU, 70 % in sqlite3VdbeExec";
-        assert_eq!(headline(&kept.spans[0], &kept), expected);
+        kept.hotspots = Hotspots::for_test("sqlite3VdbeExec", 0.7);
+        let mut said = |ms| {
+            let place = "shop::fetch (src/upstream.rs:41)".to_owned();
+            kept.awaits.mostly_in = Some((place, Duration::from_millis(ms)));
+            headline(&kept.spans[0], &kept)
+        };
+        let ran = "1.29 s on-CPU, 70 % in sqlite3VdbeExec";
+        assert_eq!(said(700), format!("{ran}, awaited in shop::fetch (src/upstream.rs:41)"));
+        assert_eq!(said(600), ran, "it awaited something else before");
+        kept.hotspots.locate_for_test("src/render.rs:7");
+        assert!(!headline(&kept.spans[0], &kept).contains("awaited"), "its own code");
     }
 
     #[test]
@@ -760,7 +804,9 @@ mod tests {
         let awaited = "1.18 s awaiting, 100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; \
                        20.0 ms (2 %) scheduling delay behind `report`";
         let head = "kept `test`: idle 1.20 s";
-        assert_eq!(line(&kept), format!("{head}: {awaited}"));
+        assert_eq!(line(&kept), format!("kept `test`: {awaited}"));
+        kept.awaits.total = ms(900);
+        assert!(line(&kept).starts_with(&format!("{head}: 900 ms awaiting, 100 %")), "not all");
         // Samples of short awaits are estimates, and no more than its idle time.
         kept.awaits = Awaits { total: ms(1_230), ..kept.awaits };
         let part = awaited.replace("1.18 s", "1.20 s").split(';').next().unwrap().to_owned();
@@ -782,6 +828,37 @@ mod tests {
         assert_eq!(line(&kept), all);
         kept.spans[0].facts.times.idle_ns = 100_000_000;
         assert!(!line(&kept).contains("idle"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_long_line_leaves_out_what_says_least() {
+        let line = "kept `GET /dose/{id}`: 752 ms awaiting, 100 % in shop::schedule::calendar_of \
+                    (src/schedule.rs:123, called by next_free_slot) at tokio::sync::mutex::Mutex::lock, until \
+                    shop::schedule::merge (src/schedule.rs:106) in `GET /calendar/sync` woke it";
+        let expected = "kept `GET /dose/{id}`: 752 ms awaiting in shop::schedule::calendar_of \
+                        (src/schedule.rs:123) at tokio::Mutex::lock, until shop::schedule::merge \
+                        (src/schedule.rs:106) in `GET /calendar/sync` woke it";
+        assert_eq!(fitting(line.to_owned()), expected);
+        let longer = line.replace("merge", "merge_with_calendars");
+        let without_crate = expected.replace("shop::", "");
+        let without_crate = without_crate.replace("merge", "merge_with_calendars");
+        assert_eq!(fitting(longer), without_crate);
+        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of_the_ward"));
+        assert!(longest.contains(" in schedule::calendar_of (schedule.rs:123) at"), "{longest}");
+        let short = "kept `a`: 1.00 s on-CPU, 100 % in shop::a::b (a.rs:1, called by c)".to_owned();
+        assert_eq!(fitting(short.clone()), short);
+        let of = |a: &str, b: &str| {
+            format!("`{a}` (thread 17989) waits for the lock 0x560960dbafb8 of `{b}` (thread 9)")
+        };
+        let [a, b] = ["GET /staff/swap/{id}/{role}/now", "GET /calendar/of/{ward}"];
+        let deadlock = format!(
+            "kept `a`: deadlock: {}, which waits for the lock 0x10 of `{a}` (thread 17989)",
+            of(a, b)
+        );
+        let said = format!(
+            "kept `a`: deadlock: `{a}` waits for the lock of `{b}`, which waits for the lock of `{a}`"
+        );
+        assert_eq!(fitting(deadlock), said);
     }
 
     #[test]

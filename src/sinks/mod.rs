@@ -82,8 +82,7 @@ impl Sinks {
         (span.is_some() || process).then_some(wanted)
     }
 
-    /// Notes what has become known of the spans of profiles of the process. In each round, before the store forgets those
-    /// that have closed.
+    /// Notes what is known of the spans of profiles of the process, each round before the store forgets closed ones.
     pub(crate) fn note_spans(&mut self) {
         let all = self.process.iter_mut().chain(&mut self.continuous).chain(&mut self.wall);
         all.for_each(|process| process.note_spans(&self.store));

@@ -216,8 +216,7 @@ impl SpanSamples {
         self.kinds.get(&kind).map(|of_kind| of_kind.lost).unwrap_or_default()
     }
 
-    /// The number of samples of the span, including those that were downsampled. Those of running threads, also including
-    /// those that were lost.
+    /// The number of samples of the span, with those that were downsampled, and of running threads those that were lost.
     pub(crate) fn count(&self) -> SampleCounts {
         let mut counts = SampleCounts::default();
         for (kind, of_kind) in &self.kinds {
@@ -294,8 +293,7 @@ impl OfKind {
         }
     }
 
-    /// Merges half of the samples into the others, and those that come will be, too. Subtracts their memory from `bytes`,
-    /// and returns how many there were.
+    /// Merges half of the samples, and of those that come. Subtracts their memory from `bytes`; returns how many.
     pub(crate) fn halve(&mut self, tables: &mut SampleTables, bytes: &mut usize) -> u64 {
         let before = self.samples.len();
         // Each pair becomes one with the weight of both.

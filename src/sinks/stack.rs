@@ -7,9 +7,10 @@ use crate::unwind::{ModuleAddress, UnwindEnd};
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
     pub(crate) end: UnwindEnd,
-    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended. Or that of
-    /// the holder of the lock.
+    /// The stacks of other leaves that the future awaited at the same time, the last first, and how each ended.
     pub(crate) others: Vec<(Vec<ModuleAddress>, UnwindEnd)>,
+    /// Where the holder of the lock was, or what woke the future; empty if that is not known.
+    pub(crate) elsewhere: Vec<ModuleAddress>,
     /// Which leaf woke the task, if that is known: 0 is the one of `frames`.
     pub(crate) woke: Option<usize>,
     /// The first frame that is inferred rather than certain.
@@ -20,6 +21,8 @@ pub(crate) struct Stack {
     pub(crate) holder: Option<Holder>,
     /// The span grew old during this wait, whose time therefore includes shorter waits before it.
     pub(crate) holds_others: bool,
+    /// It was awaited last before an error was logged.
+    pub(crate) is_before_error: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +63,8 @@ pub(crate) enum StackLeaf {
     AwaitingUntil(u64),
     /// A future that was woken in the span with that number of a name.
     WokenIn(u64),
+    /// A future, while threads were in its span for that many milliseconds.
+    WhileEntered(u64),
     /// One of that many leaves that a future awaited at the same time.
     OneOf(u32),
     /// Not a thread, but a future or closure that an executor had not begun to run.
@@ -79,8 +84,7 @@ pub(crate) enum StackLeaf {
 /// A part of a stack as it is stored: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StackEntry {
-    /// The thread that held the lock for which the next leaf waited, after half of its name, the other half, and the number of
-    /// its span's name.
+    /// The thread that held the lock of the next leaf, after both halves of its name and the number of its span's.
     Holder {
         tid: u32,
         is_inferred: bool,
@@ -93,11 +97,14 @@ pub(crate) enum StackEntry {
     Inferred(ModuleAddress),
     /// How it ended, unless that is [`UnwindEnd::Root`].
     End(UnwindEnd),
-    /// What follows is the stack of another leaf, or of the holder.
+    /// What follows is the stack of another leaf.
     OtherLeaf,
+    /// What follows is the stack of the holder, or of what woke the future.
+    Elsewhere,
     /// What follows is the stack of the leaf that woke the task.
     WokenLeaf,
     HoldsOthers,
+    BeforeError,
 }
 
 const _: () = assert!(size_of::<StackEntry>() == 16);
@@ -116,28 +123,26 @@ impl Stack {
         Self {
             frames: Vec::new(),
             others: Vec::new(),
+            elsewhere: Vec::new(),
             woke: None,
             end: UnwindEnd::Root,
             inferred_from: None,
             waited: None,
             holder: None,
             holds_others: false,
+            is_before_error: false,
         }
-    }
-
-    /// Sets where the holder is; empty if that is not known.
-    pub(crate) fn set_holders_frames(&mut self, frames: Vec<ModuleAddress>) {
-        self.others =
-            (!frames.is_empty()).then_some((frames, UnwindEnd::Root)).into_iter().collect();
-        // The stack is the other one.
-        self.woke = Some(0);
     }
 
     /// All of it, the innermost first.
     pub(crate) fn entries(&self) -> impl DoubleEndedIterator<Item = StackEntry> + Clone {
         let inferred_from = self.inferred_from.unwrap_or(usize::MAX).min(self.frames.len());
         let (certain, inferred) = self.frames.split_at(inferred_from);
-        let ended = |end: UnwindEnd| (end != UnwindEnd::Root).then_some(StackEntry::End(end));
+        let before_error = self.is_before_error.then_some(StackEntry::BeforeError);
+        let ended = move |end: UnwindEnd| {
+            let end = (end != UnwindEnd::Root).then_some(StackEntry::End(end));
+            end.into_iter().chain(before_error)
+        };
         let holder = self.holder.map(|Holder { thread, span, is_inferred }| {
             let [begin, end] = thread.halves_of_name().map(StackEntry::HolderName);
             let holder = StackEntry::Holder { tid: thread.tid, is_inferred };
@@ -153,12 +158,18 @@ impl Stack {
                 .chain(frames.iter().copied().map(StackEntry::Code))
                 .chain(ended(*end))
         });
+        let is_of = self.holder.is_some()
+            || matches!(self.waited, Some(StackLeaf::WokenIn(_) | StackLeaf::AwaitingUntil(_)));
+        let elsewhere = self.elsewhere.iter().copied().map(StackEntry::Code);
+        let elsewhere = std::iter::once(StackEntry::Elsewhere).chain(elsewhere);
+        let elsewhere = elsewhere.filter(move |_| is_of && !self.elsewhere.is_empty());
         waited
             .chain(is_woken(0))
             .chain(certain.iter().copied().map(StackEntry::Code))
             .chain(inferred.iter().copied().map(StackEntry::Inferred))
             .chain(ended(self.end))
             .chain(others)
+            .chain(elsewhere)
             .chain(self.holds_others.then_some(StackEntry::HoldsOthers))
     }
 }

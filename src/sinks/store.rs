@@ -434,8 +434,7 @@ impl Store {
         pending.chain(refused).filter_map(|(span, known)| Some((span, known?))).collect()
     }
 
-    /// Drops spans that were first seen before `round` and have not been registered, except those in `entered`.
-    /// Returns the number of their samples.
+    /// Drops spans first seen before `round` that are not registered, nor in `entered`. Returns the number of their samples.
     pub(crate) fn remove_unregistered(&mut self, round: u64, entered: &HashSet<SpanKey>) -> u64 {
         self.refused.retain(|span, refused| {
             refused.known.is_some() || refused.round >= round || entered.contains(span)

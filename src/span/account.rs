@@ -147,8 +147,7 @@ pub(crate) struct Counts {
     inside_sampled_ns: AtomicU64,
     await_ns: Tagged,
     delay_ns: Tagged,
-    /// For how long threads that were in the span were in others on their stacks, in ticks, and since when one is: 0 if
-    /// none. The span is open then.
+    /// For how long threads in the span were in others on their stacks, in ticks, and since when one is, or 0.
     suspended: AtomicU64,
     suspended_since: AtomicU64,
     /// What few spans have: made when first needed, left to the next in the slot. No lock, which a fork could leave held.
@@ -258,8 +257,7 @@ impl Counts {
     }
 }
 
-/// What was allocated in a span. Only hooks of threads that are in it, and those that close spans inside it, add to
-/// it, so it is open then.
+/// What was allocated in a span. Only hooks of threads in it, or that close spans inside it, add to it.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationSums {
     /// Only the thread that opened the span writes it, so no locked instruction is needed.

@@ -36,8 +36,7 @@ impl Spans {
         }
     }
 
-    /// Keeps the innermost profiled span on this thread, whatever its rule decides, and samples it from now on. Returns
-    /// false if there is none.
+    /// Keeps this thread's innermost profiled span, whatever its rule says, and samples it. False if there is none.
     pub(crate) fn force_current(&self) -> bool {
         let Some(mut state) = take(self.layer) else { return false };
         let is_forced = self.force_top(&mut state).is_some();

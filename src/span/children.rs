@@ -20,8 +20,7 @@ pub(crate) struct ChildClose {
 /// How many of them can wait for the collector.
 pub(super) const CHILD_CLOSES: usize = 4096;
 
-/// How much longer a span is open than it has to be entered to be old. An async service has many spans that are open for
-/// as long as some fast upstream takes.
+/// How much longer a span is open than it has to be entered to be old: many are open for as long as some upstream takes.
 const OPEN_TIMES: u64 = 10;
 
 impl Slot {

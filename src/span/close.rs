@@ -150,8 +150,7 @@ impl Spans {
         if slot.may_match(now) { self.close_suspect(slot, now) } else { None }
     }
 
-    /// A span that is closing and those around it, from the inside out. `at`, in ticks, is when it matters whether they
-    /// have been open for long.
+    /// A span that is closing and those around it, from the inside out. `at` is when it matters how long they were open.
     pub(crate) fn enclosing(&self, id: RegistryId, at: u64) -> Vec<Ancestor> {
         let mut enclosing = Vec::new();
         let mut add = |slot: &Slot| {

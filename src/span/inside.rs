@@ -64,8 +64,7 @@ pub(super) struct Inside {
     all_from: Cell<u64>,
 }
 
-/// How many ancestors of a span that a thread is not in each hook visits. All are visited as often as takes some percent
-/// of a thread's time.
+/// How many ancestors of a span that a thread is not in each hook visits; all of them only for some percent of its time.
 const NEAREST: u32 = 64;
 
 fn place_of(key: u64) -> usize {

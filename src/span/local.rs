@@ -409,8 +409,7 @@ impl ThreadState {
         self.segments.get_mut(self.depth.checked_sub(1)?)
     }
 
-    /// Enters the innermost span again, which changes nothing. Not while the thread unwinds, since it is noted which
-    /// segments began then.
+    /// Enters the innermost span again, which changes nothing, unless the thread unwinds: then segments are noted.
     pub(super) fn enter_again(&mut self, id: RegistryId, key: u64) -> bool {
         let is_again = self.top().is_some_and(|top| top.id == id.get() && top.key == key)
             && unmatched() == 0
@@ -519,8 +518,7 @@ impl ThreadState {
         latest.is_some_and(|segment| !segment.has(UNWINDING))
     }
 
-    /// The span just pushed was already entered, on some thread. If it was this one, the earlier segment counts its
-    /// time. Returns whether it was.
+    /// The span just pushed was already entered, on some thread. Returns whether on this one, whose first segment counts.
     #[cold]
     pub(super) fn note_nested(&mut self, id: RegistryId) -> bool {
         let below = self.depth.saturating_sub(1);

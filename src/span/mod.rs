@@ -31,7 +31,9 @@ pub(crate) use crate::ids::TraceIds;
 pub(crate) use crate::sys::Tag as SpanKey;
 
 pub(crate) use account::with_segment;
-pub(crate) use awaits::{InnermostSpan, LONG_SEGMENT_NS, OtherSpan, has_woken, take_first_entered};
+pub(crate) use awaits::{
+    InnermostSpan, LONG_SEGMENT_NS, LongSegment, OtherSpan, has_woken, take_first_entered,
+};
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{HandedOver, RunningFirst};
@@ -64,8 +66,7 @@ pub(crate) struct Plan {
     pub(crate) suspect_after: u64,
     /// A span is old, and its threads are sampled, after it has been entered for this many ticks.
     pub(crate) sampling_delay: u64,
-    /// After this many ticks an open span counts as a container of others (a connection, `main`), and only its current
-    /// segment makes it old.
+    /// After this many ticks an open span counts as a container of others, and only its current segment makes it old.
     pub(crate) long_after: u64,
     /// A span that allocates more bytes is judged when it closes.
     pub(crate) suspect_bytes: u64,

@@ -19,8 +19,7 @@ pub(super) struct Segment {
     /// The number of unmatched spans entered between the segment below and this one.
     pub(super) unmatched_below: u32,
     flags: u32,
-    /// How many more times the span was entered while it was innermost already, and not left again. That is no segment of
-    /// its own, since nothing changes by it.
+    /// How many more times the span was entered while it was innermost already. That is no segment of its own.
     again: u32,
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,

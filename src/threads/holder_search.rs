@@ -75,7 +75,7 @@ fn place_holders(sampled: &mut SampledThreads, intake: &mut Intake) {
     let places: HashMap<u32, Vec<_>> = tids.into_iter().filter_map(frames_of).collect();
     for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
         let place = wait.stack.holder.and_then(|it| places.get(&it.thread.tid));
-        wait.stack.set_holders_frames(place.cloned().unwrap_or_default());
+        wait.stack.elsewhere = place.cloned().unwrap_or_default();
     }
 }
 

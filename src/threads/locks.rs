@@ -150,8 +150,7 @@ pub(super) fn may_be_lock(futex: u64) -> bool {
     !matches!(Futex::at(futex), Futex::Other)
 }
 
-/// The lock that one thread holds and for which another one with that stack pointer waits, if the futex belongs to such a
-/// lock.
+/// The lock for which another thread with that stack pointer waits, if the futex belongs to one.
 pub(super) fn lock_at(futex: u64, sp: u64, mappings: &[Range<u64>]) -> Option<u64> {
     match Futex::at(futex) {
         Futex::Lock(lock) => Some(lock),

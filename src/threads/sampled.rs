@@ -23,8 +23,7 @@ pub(crate) struct SampledThread {
     unused_since: Option<Instant>,
 }
 
-/// How soon half of a ring may be full. The kernel could wake the collector instead, but that takes a file, and the
-/// program may close all files.
+/// How soon half of a ring may be full. The kernel could wake the collector, but that takes a file, which may be closed.
 pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
     const SHORTEST: Duration = Duration::from_micros(250);
     let of_each = sampled.iter().filter_map(|one| one.cursor.fill_time(one.waiting().is_some()));
@@ -131,8 +130,7 @@ impl SampledThread {
         was_parked
     }
 
-    /// Ends the sampling of a thread that was in no profiled span for a while, since its ring takes memory. Returns
-    /// whether it was ended.
+    /// Ends the sampling of a thread that was in no profiled span for a while. Returns whether it did.
     pub(crate) fn end_if_idle(&mut self, now: Instant, idle: Duration) -> bool {
         if self.thread().span().is_some() {
             self.unused_since = None;

@@ -28,8 +28,7 @@ pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
 const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
-/// The same for threads without switch records. The end of a wait and the start of the next are known to half of
-/// that.
+/// The same for threads without switch records. The end of a wait and the start of the next are known to half of that.
 const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 const _: () = assert!(SHORTEST_WAIT.as_nanos() == SHORT_NS.end as u128);
@@ -39,8 +38,7 @@ const MAX_SKIPPED: u64 = 256;
 /// The kernel's clock and a converted reading of a counter differ by less.
 const CLOCKS_DIFFER_NS: u64 = 1_000_000;
 
-/// How soon to scan again if nothing has changed for `unchanged_ns`: after a quarter of that time, but not before
-/// `soonest`.
+/// How soon to scan again: after a quarter of the time without a change, but not before `soonest`.
 pub(crate) fn next_scan(
     result: ScanResult,
     unchanged_ns: u64,
@@ -56,8 +54,7 @@ pub(crate) fn next_scan(
     Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
 }
 
-/// The CPU budget for capturing waits: 64 captures of some 50 µs at once, as when many threads wait for one lock, and
-/// 2 % of a core after that.
+/// The CPU budget for capturing waits: 64 of some 50 µs at once, as of one lock, and 2 % of a core after that.
 pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
 /// The assumed cost where CPU time cannot be read.
 const A_CAPTURE_NS: u64 = 50_000;
@@ -68,8 +65,7 @@ pub(crate) struct CaptureBudget {
     pub(super) searches: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
-    /// That blocked threads cannot be inspected, so that waits lack their stacks, or are missing: once that was found, until
-    /// it is logged.
+    /// That blocked threads cannot be inspected, so that waits lack stacks or are missing, until it is logged.
     pub(super) unseen: Option<LogEvent>,
     has_noted_unseen: bool,
 }
@@ -103,8 +99,7 @@ impl CaptureBudget {
     }
 }
 
-/// The log event that blocked threads cannot be inspected. If nothing else says whether a thread is blocked, there are no
-/// waits.
+/// The log event that blocked threads cannot be inspected. If nothing else tells that they are, there are no waits.
 fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
     let what = match is_known {
         true => "waits have their length and no stack",
@@ -166,8 +161,7 @@ pub(crate) struct BlockDetector {
     last: Option<CpuReading>,
     /// The start of the last wait that was not captured because the budget was used up.
     left_out_since_ns: Option<u64>,
-    /// The head of the switch ring when it was full. Until there are new records, the newest one is not the last
-    /// switch.
+    /// The head of the switch ring when it was full. Until there are new records, the newest is not the last switch.
     full_at: Option<u64>,
     /// The short waits that were before the last hook or are represented by others, and when that hook was.
     represented: ([u64; 2], u64),
@@ -412,7 +406,7 @@ impl WaitingThread {
     pub(super) fn choose_holder(&mut self, has_ended: bool) {
         let before = std::mem::replace(&mut self.stack.holder, self.sought.likeliest(has_ended));
         if before != self.stack.holder {
-            self.stack.set_holders_frames(Vec::new());
+            self.stack.elsewhere = Vec::new();
         }
     }
 

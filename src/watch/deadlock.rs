@@ -5,7 +5,6 @@
 //! searched, so what is inferred can be wrong, and is marked.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -78,13 +77,11 @@ impl Deadlock {
     pub(super) fn in_words(&self, name: impl Fn(u32) -> String) -> String {
         let is_inferred = self.waits.iter().any(|wait| wait.is_inferred);
         let inferred = if is_inferred { " (inferred)" } else { "" };
-        let mut text = format!("deadlock{inferred}: ");
-        for (number, DeadlockedWait { tid, lock, holder, .. }) in self.waits.iter().enumerate() {
-            let separator = if number == 0 { "" } else { "; " };
-            let (waits, holds) = (name(*tid), name(*holder));
-            _ = write!(text, "{separator}{waits} waits for the lock {lock:#x}, held by {holds}");
-        }
-        text
+        let first = self.waits.first().map(|wait| name(wait.tid)).unwrap_or_default();
+        let waits = self.waits.iter().map(|DeadlockedWait { lock, holder, .. }| {
+            format!(" waits for the lock {lock:#x} of {}", name(*holder))
+        });
+        format!("deadlock{inferred}: {first}{}", waits.collect::<Vec<_>>().join(", which"))
     }
 }
 
@@ -195,7 +192,7 @@ mod tests {
         let certain = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, false)] };
         assert_eq!(
             certain.in_words(name),
-            "deadlock: `t1` waits for the lock 0x10, held by `t2`; `t2` waits for the lock 0x20, held by `t1`"
+            "deadlock: `t1` waits for the lock 0x10 of `t2`, which waits for the lock 0x20 of `t1`"
         );
         let inferred = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, true)] };
         assert!(inferred.in_words(name).starts_with("deadlock (inferred): "));

@@ -355,16 +355,15 @@ fn deadlock_of(
         inside.into_iter().any(|sampled| deadlock.has(sampled.thread().tid()))
     };
     let name = |tid: u32| {
-        let thread = sys::own_thread(tid).name();
-        let thread = escaped(&engine.names.redaction.redact_span(&thread)).to_string();
         let mut sampled = threads.sampled.iter().filter(|sampled| sampled.thread().tid() == tid);
         let span = sampled.find_map(|sampled| {
             let key = sampled.thread().span()?;
             let known = store.get(key)?.known?;
-            Some(format!(" in the span `{}`", escaped(&engine.name_of(known.span(key)))))
+            Some(escaped(&engine.name_of(known.span(key))).to_string())
         });
-        let span = span.unwrap_or_default();
-        format!("`{thread}` (thread {tid}){span}")
+        let thread = || sys::own_thread(tid).name();
+        let thread = || escaped(&engine.names.redaction.redact_span(&thread())).to_string();
+        format!("`{}` (thread {tid})", span.unwrap_or_else(thread))
     };
     deadlocks.iter().find(is_of).map(|deadlock| deadlock.in_words(name).into())
 }

@@ -180,7 +180,11 @@ fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
         let profiles = setup.profiles();
         let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
         let awaits = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
-        let left = Leaf::AwaitingUntil { span: "blocker".to_owned(), woke: false };
+        let left = Leaf::AwaitingUntil {
+            span: Some("blocker".to_owned()),
+            woke: false,
+            at: String::new(),
+        };
         awaits.flatten().any(|leaf| *leaf == left)
             && profile.headline.contains(", until `blocker` left the thread")
     });
@@ -222,11 +226,10 @@ fn who_holds_what_a_future_awaits_is_named() {
         let is_it = |profile: &&Profile| profile.spans[0].span == span;
         &profiles.iter().find(is_it).unwrap().headline
     };
-    assert!(
-        of("second").contains("::Mutex::lock, until `holder{http.route=/hold}` woke it"),
-        "{}",
-        of("second")
-    );
+    let said = of("second");
+    let until = "::Mutex::lock, until awaits::times::who_holds_what_a_future_awaits_is_named (awaits/times.rs:";
+    let woke = ") in `holder{http.route=/hold}` woke it";
+    assert!(said.contains(until) && said.contains(woke), "{said}");
     assert!(!of("holder").contains("until") && !of("request").contains("until"), "{profiles:?}");
 }
 
@@ -272,7 +275,10 @@ fn an_await_that_ends_while_the_thread_is_in_a_span_does_not_name_it() {
     let profiles = setup.profiles();
     let profile = profiles.iter().find(|profile| profile.title.contains("request")).unwrap();
     let mut awaits = profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf));
-    assert!(awaits.all(|leaf| leaf == Some(&Leaf::Awaiting)), "{}", profile.headline);
+    let is_sender =
+        |leaf: Option<&Leaf>| matches!(leaf, Some(Leaf::AwaitingUntil { span: None, .. }));
+    assert!(awaits.all(is_sender), "{}", profile.headline);
+    assert!(!profile.headline.contains("until `blocker`"), "{}", profile.headline);
 }
 
 async fn slow_call(length: Duration) {
@@ -494,4 +500,124 @@ fn a_span_whose_parent_is_not_entered_awaits_with_those_inside_it() {
     let times = job.times();
     let is_whole = times.awaiting() + CLOCKS >= pending;
     assert!(is_whole && times.awaiting() <= times.idle(), "{pending:?} {times:?}");
+}
+
+/// After some time, in no span.
+async fn answers_late(answer: oneshot::Sender<()>) {
+    sleep(100 * MS).await;
+    answer.send(()).unwrap();
+}
+
+#[test]
+fn the_function_that_sends_what_is_awaited_is_named_also_if_it_is_in_no_span() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let (answer, answered) = oneshot::channel();
+            tokio::spawn(answers_late(answer));
+            let request = async { answered.await.unwrap() };
+            request.instrument(info_span!("request")).profiled().await;
+            // What ends is woken by the runtime.
+            let request = async { tokio::spawn(sleep(100 * MS)).await.unwrap() };
+            request.instrument(info_span!("joins")).profiled().await;
+        });
+    });
+    let profiles = setup.profiles();
+    let of = |span: &str| &profiles.iter().find(|it| it.spans[0].span == span).unwrap().headline;
+    let said = of("request");
+    let until = ", until awaits::times::answers_late (awaits/times.rs:";
+    assert!(said.contains(until) && said.ends_with(") woke it"), "{said}");
+    assert!(!of("joins").contains("until"), "{}", of("joins"));
+}
+
+/// As of a database that runs on a thread of its own.
+async fn asks(span: tracing::Span, length: Duration) {
+    let (answer, answered) = oneshot::channel();
+    let run = move || {
+        let _entered = span.entered();
+        let start = Instant::now();
+        while start.elapsed() < length {}
+        answer.send(()).unwrap();
+    };
+    let thread = thread::spawn(run);
+    answered.await.unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
+fn what_awaits_a_thread_in_its_span_is_known_although_that_is_not_idle() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let span = info_span!("request");
+            let request = asks(span.clone(), 300 * MS);
+            request.instrument(span).profiled().await;
+        });
+    });
+    let kept = setup.kept();
+    let (place, time) = kept[0].awaits.mostly_in.as_ref().unwrap();
+    assert!(place.starts_with("awaits::times::asks (awaits/times.rs:"), "{place}");
+    assert!(*time > 250 * MS && *time <= kept[0].spans[0].times().wall(), "{time:?}");
+    assert!(kept[0].awaits.total < 50 * MS, "{:?}", kept[0].awaits);
+}
+
+async fn fetches() {
+    sleep(MS).await;
+}
+
+#[test]
+fn an_error_has_what_its_future_awaited_last() {
+    let setup = Setup::new("error");
+    setup.run(|| {
+        with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
+            let fails = async {
+                fetches().await;
+                tracing::error!("no such item");
+            };
+            fails.instrument(info_span!("fails")).profiled().await;
+            let beside = info_span!("beside");
+            let other = async {
+                fetches().await;
+                beside.in_scope(|| tracing::error!("no such item"));
+            };
+            other.instrument(info_span!("other")).profiled().await;
+        });
+    });
+    let kept = setup.kept();
+    let of = |span: &str| kept.iter().find(|kept| kept.spans[0].name() == span).unwrap();
+    let place = of("fails").awaits.before_error.as_deref().unwrap();
+    assert!(place.starts_with("awaits::times::fetches (awaits/times.rs:"), "{place}");
+    assert_eq!(of("beside").awaits.before_error, None);
+}
+
+fn converts(length: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < length {}
+}
+
+/// Of a pool with one thread.
+#[test]
+fn who_had_the_thread_of_a_pool_is_named_with_its_function() {
+    // The thread may lose its CPU between both.
+    let is_named = (0..8).any(|_| {
+        let setup = Setup::new("0ms");
+        let mut builder = Builder::new_current_thread();
+        builder.max_blocking_threads(1);
+        setup.run(|| {
+            with_subscriber(&setup, builder).block_on(async {
+                let span = info_span!("convert");
+                let busy =
+                    tokio::task::spawn_blocking(move || span.in_scope(|| converts(300 * MS)));
+                let request = async { tokio::task::spawn_blocking(|| ()).await.unwrap() };
+                request.instrument(info_span!("request")).profiled().await;
+                busy.await.unwrap();
+            });
+        });
+        let profiles = setup.profiles();
+        let request = profiles.iter().find(|it| it.spans[0].span == "request").unwrap();
+        let until =
+            ", until `convert` left the thread after awaits::times::converts (awaits/times.rs:";
+        request.headline.contains(until)
+    });
+    assert!(is_named);
 }

@@ -379,7 +379,8 @@ fn a_holder_is_named_with_its_route_and_function() {
         setup.flush();
         let profiles = setup.profiles();
         let waited = profiles.iter().find(|profile| profile.name == "checkout").unwrap();
-        let who = "[lock likely held by `holder` in `request{http.route=/stock/{id}}` at waits::holders::refills (";
+        let who =
+            "[lock likely held by `request{http.route=/stock/{id}}` at waits::holders::refills (";
         assert!(waited.headline.contains(who), "{source:?}: {}", waited.headline);
     }
 }

@@ -102,10 +102,7 @@ fn deadlock() {
     let deadlock = &dump.deadlocks[0];
     let in_words = |thread: &DumpedThread, other: &DumpedThread| {
         let lock = thread.blocked_in.as_ref().unwrap().replace("futex ", "");
-        format!(
-            "`{}` (thread {}) waits for the lock {lock}, held by `{}` (thread {})",
-            thread.name, thread.tid, other.name, other.tid
-        )
+        format!(" waits for the lock {lock} of `{}` (thread {})", other.name, other.tid)
     };
     for wait in [in_words(first, second), in_words(second, first)] {
         assert!(deadlock.contains(&wait), "{deadlock}\n{wait}");
@@ -202,7 +199,9 @@ fn circles() {
         let of_circle: Vec<_> = dump.deadlocks.iter().filter(is_of).collect();
         let is_right = |text: &&&String| {
             text.matches(" waits for the lock ").count() == size
-                && names.iter().all(|name| text.matches(name.as_str()).count() == 2)
+                && names.iter().all(|name| text.contains(name))
+                // The first one is also the last.
+                && text.matches("` (thread ").count() == size + 1
         };
         right += usize::from(of_circle.len() == 1 && of_circle.iter().all(|text| is_right(&text)));
     }
@@ -283,14 +282,13 @@ fn pthread_circle() {
         thread::sleep(10 * MS);
     };
     assert!(text.starts_with("deadlock: "), "who holds them is certain: {text}");
-    for number in 0..LOCKS.len() {
-        let name = format!("`pthread{number}`");
-        assert_eq!(text.matches(&name).count(), 2, "{text}");
-        let wait =
-            text.split("; ").find(|wait| wait.trim_start_matches("deadlock: ").starts_with(&name));
-        let next = format!("held by `pthread{}`", (number + 1) % LOCKS.len());
-        assert!(wait.is_some_and(|wait| wait.contains(&next)), "{text}");
-    }
+    let numbers: Vec<usize> = text
+        .split("`pthread")
+        .skip(1)
+        .map(|rest| rest.split('`').next().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(numbers.len(), LOCKS.len() + 1, "{text}");
+    assert!(numbers.windows(2).all(|two| two[1] == (two[0] + 1) % LOCKS.len()), "{text}");
     std::process::exit(0);
 }
 

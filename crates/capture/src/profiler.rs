@@ -29,8 +29,7 @@ impl Default for Settings {
     }
 }
 
-/// Samples the threads of the process that run, from [`new`](Self::new) until it is dropped. In the child of a fork, it does
-/// nothing.
+/// Samples the threads of the process that run, until it is dropped. In the child of a fork, it does nothing.
 #[allow(missing_debug_implementations, reason = "the caches of the unwinder have none")]
 pub struct Profiler {
     sampler: Sampler,
@@ -90,8 +89,7 @@ impl Profiler {
         self.sampler.counters()
     }
 
-    /// Sleeps until threads may have run that are not sampled yet, or samples are to be read, for `timeout` at most. Then
-    /// reads all samples that were taken before.
+    /// Sleeps until threads may have run that are not sampled yet, or for `timeout`. Then reads all samples before.
     pub fn poll(&mut self, timeout: Duration, sink: &mut impl Sink) {
         if !self.is_here() {
             return;
@@ -120,8 +118,7 @@ impl Profiler {
         self.made_in == sys::fork_generation() && self.poller.files().still_owned()
     }
 
-    /// The file that a frame is in, and its address there, as symbol tables have it. `None` in the kernel, and where no file
-    /// is.
+    /// The file that a frame is in, and its address there, as symbol tables have it. `None` in the kernel and in no file.
     pub fn locate(&self, frame: ModuleAddress) -> Option<(&Path, u64)> {
         let module = self.reader.unwinder.modules().get(frame.module()?)?;
         Some((&module.file.as_ref().ok()?.path, frame.address()))

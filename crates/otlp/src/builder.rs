@@ -151,8 +151,7 @@ impl OtlpBuilder {
         self
     }
 
-    /// How long requests may fail before the receiver is considered unavailable. The default is 10 seconds. Until then,
-    /// profiles are queued.
+    /// How long requests may fail, while profiles wait, before the receiver is taken for unavailable: by default 10 seconds.
     pub fn grace_period(mut self, grace_period: Duration) -> Self {
         self.grace_period = Some(grace_period);
         self
@@ -165,8 +164,7 @@ impl OtlpBuilder {
         self
     }
 
-    /// The maximum size of a request before compression. The default is 4 MiB, the default limit of gRPC servers. A
-    /// larger profile is downsampled.
+    /// The maximum size of a request before compression, above which profiles are downsampled: by default gRPC's 4 MiB.
     pub fn request_bytes(mut self, bytes: usize) -> Self {
         self.request_bytes = Some(bytes);
         self

@@ -45,16 +45,18 @@ impl Hotspots {
         self
     }
 
+    /// All functions are at that place.
+    pub fn locate_for_test(&mut self, location: &str) {
+        let functions = self.0.iter_mut().flat_map(|hotspot| &mut hotspot.functions);
+        functions.for_each(|function| location.clone_into(&mut function.location));
+    }
+
     /// Most awaits are in `shop::fetch`.
     pub fn of_awaits_for_test(share: f64) -> Self {
         let mut hotspots = Self::for_test("shop::fetch", share);
+        hotspots.locate_for_test("src/upstream.rs:41");
         for hotspot in &mut hotspots.0 {
             hotspot.kind = SampleKind::Await;
-            let location = "src/upstream.rs:41".to_owned();
-            hotspot
-                .functions
-                .iter_mut()
-                .for_each(|function| function.location.clone_from(&location));
             let name = "tokio::time::sleep".to_owned();
             hotspot.leaf = Some(FunctionShare { name, share: 1.0, ..Default::default() });
         }

@@ -54,8 +54,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// The most bytes of a span's name that are used. A name that a program makes itself may be long, and each profile, log
-/// event and report has several copies.
+/// The most bytes of a span's name that are used: profiles, log events and reports have several copies.
 const LONGEST_NAME: usize = 1024;
 
 /// The beginning of a span's name.

@@ -26,8 +26,7 @@ pub struct ThreadCursor {
     /// How many samples of the open interval were drained, and where that interval begins.
     pub counted: u64,
     pub counted_from: u64,
-    /// Earlier sessions, which are drained, and to which the thread may still refer; and whether hooks had counted all of
-    /// their samples.
+    /// Earlier sessions, to which the thread may still refer; and whether hooks had counted all of their samples.
     ended: Vec<(Arc<SamplingSession>, bool)>,
     /// Samples that were read since the last [`take_cost`](Self::take_cost).
     pub uncharged: u64,
@@ -161,8 +160,7 @@ impl ThreadCursor {
         }
     }
 
-    /// How long the thread was sampled, in sessions that its hooks have not finished counting. `cpu_ns` is its CPU
-    /// clock now.
+    /// How long the thread was sampled in sessions that its hooks have not counted. `cpu_ns` is its CPU clock now.
     pub fn sampled_ns(&self, cpu_ns: u64) -> u64 {
         let before = self.uncounted().map(SamplingSession::all_sampled_ns);
         before.sum::<u64>() + self.session.sampled_ns(cpu_ns)

@@ -110,8 +110,7 @@ impl SamplingBudget {
         self.frequency = self.frequency.max(at_most);
     }
 
-    /// How often threads may be sampled from now on. The full rate returns when half of the budget is there again, so that
-    /// it does not change all the time.
+    /// How often threads may be sampled from now on: at the full rate again when half of the budget is there.
     pub fn frequency(&mut self, now_ns: u64) -> Frequency {
         if self.left.left_ns(now_ns) >= self.left.most_ns() / 2 {
             self.frequency = Frequency::Full;

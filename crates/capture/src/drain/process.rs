@@ -19,8 +19,7 @@ use crate::sys;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
 const SHARE: u32 = 50;
-/// While the process is profiled continuously, each search that finds no new thread doubles the time until the next one,
-/// and searches take less, in the same way.
+/// Continuously, each search that finds no new thread doubles the time until the next one.
 const SHARE_CONTINUOUSLY: u32 = 500;
 /// How long one search may attach threads, after it has listed them. The rings of others fill while it does.
 const MAX_ATTACHING: Duration = Duration::from_millis(5);
@@ -34,8 +33,7 @@ const ATTACH_COST_NS: u64 = 150_000;
 /// The pause before another attempt to attach a thread. Others may have released resources by then.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The demands of profiles of the process, while they are made, and the sampling of threads that have met no hook, or none
-/// for a while.
+/// The demands of profiles of the process, and the sampling of threads that have met no hook for a while.
 #[derive(Debug)]
 pub struct ProcessThreads {
     /// How often threads are to be sampled for a profile that was asked for, and for the continuous one.
@@ -82,8 +80,7 @@ impl Default for ProcessThreads {
 }
 
 impl ProcessThreads {
-    /// Begins or ends a demand. All that was sampled for one that ends is in the rings, which are drained in the present
-    /// round.
+    /// Begins or ends a demand. All that was sampled for one that ends is in the rings, which this round drains.
     pub fn set(&mut self, why: Why, periods: Option<Periods>) {
         let before = self.demand();
         match why {
@@ -254,8 +251,7 @@ impl ProcessThreads {
         has_new
     }
 
-    /// Threads could not be listed: all in `hooked` may have run, and what is known of others stays. Returns whether any is
-    /// new.
+    /// Threads could not be listed: all in `hooked` may have run, and others are as they were. Returns whether any is new.
     fn note_unlisted(&mut self, hooked: &HashSet<u32>) -> bool {
         (self.searched, self.interval) =
             (Some(Instant::now()), (2 * self.interval).min(MAX_INTERVAL));

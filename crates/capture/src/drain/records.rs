@@ -119,8 +119,7 @@ fn position_of(ring: &SampleRing, place: RecordPlace) -> u64 {
     ring.timer().map_or(place.position, |ring| stated_position(&**ring, place))
 }
 
-/// The span that a sample at `position` belongs to. Positions must not decrease: intervals before `position` are
-/// dropped.
+/// The span that a sample at `position` belongs to. Positions must not decrease: intervals before it are dropped.
 fn owner(intervals: &mut VecDeque<TagInterval>, open: OpenInterval, position: u64) -> Option<Tag> {
     while intervals.front().is_some_and(|interval| interval.to <= position) {
         intervals.pop_front();

@@ -202,8 +202,7 @@ impl ControlGroup {
     }
 
     fn at(directory: &Path, mounted: &Path) -> Result<Self, ThrottlingUnknown> {
-        // What is mounted can be another group than the path says, as where a container has the mount of its host. A group
-        // of threads has no list of processes.
+        // What is mounted can be another group than the path says, as that of the host. A group of threads lists no processes.
         let processes = fs::read_to_string(directory.join("cgroup.procs"));
         let processes = processes.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {

@@ -63,8 +63,7 @@ fn describe_source(probed: &Probed, periods: Periods) -> (String, bool) {
     }
 }
 
-/// What cannot be read of threads, and what is missing for that reason. A line of its own states the calls at which a
-/// seccomp filter would end the process.
+/// What cannot be read of threads, and what is missing for that reason, but for calls that a filter forbids.
 fn describe_unreadable(probed: &Probed) -> Vec<String> {
     let Unreadable { own_cpu_time, cpu_time_of_others, usage } = probed.unreadable;
     let because = |why| match why {

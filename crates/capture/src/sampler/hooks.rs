@@ -34,8 +34,7 @@ pub trait ThreadSource: Debug {
     }
     /// The thread's resource usage since it started; hardware counts since it was attached.
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage;
-    /// Whether what was found when the thread was set up is no longer so, so that it must be set up anew. Called in the
-    /// periodic check.
+    /// Whether what was found when the thread was set up is no longer so. Called in the periodic check.
     fn is_outdated(&self) -> bool {
         false
     }

@@ -64,8 +64,7 @@ pub struct RunDelay {
     /// When that was read, in ticks: not later.
     pub at: u64,
     pub ns: u64,
-    /// The thread ran at that time or later, but not later than `at`. It may have waited since then, which counts when the
-    /// wait ends.
+    /// The thread ran then or later, but not later than `at`. It may have waited since, which counts when that ends.
     pub ran_at: u64,
 }
 
@@ -97,8 +96,7 @@ impl SamplingSession {
         Self::of(None, Rate::of(0), 1, 1)
     }
 
-    /// `sample_size` is the minimum by which a sample moves the position that hooks read. `least_record` is the length
-    /// of the shortest samples that are frequent.
+    /// `sample_size` is the least by which a sample moves the position, `least_record` the length of frequent short ones.
     pub fn new(ring: Arc<SampleRing>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
         Self::of(Some(ring), rate, sample_size, least_record)
     }
@@ -162,8 +160,7 @@ impl SamplingSession {
         self.ring.iter().try_for_each(|ring| ring.start())
     }
 
-    /// Stops sampling until the next start. `cpu_ns` is the thread's current CPU clock. Samples in the ring can still
-    /// be read.
+    /// Stops sampling until the next start. `cpu_ns` is the thread's CPU clock. Samples in the ring can still be read.
     pub fn pause(&self, cpu_ns: u64) {
         self.switches.iter().for_each(|ring| ring.pause());
         self.ring.iter().for_each(|ring| ring.pause());

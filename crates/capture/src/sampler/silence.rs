@@ -107,8 +107,7 @@ impl SourceWatch {
         self.longest_period_ns = self.longest_period_ns.max(session.rate.period_ns);
     }
 
-    /// Returns for how long threads have run in vain, if that is too long. `attached` are the threads that the source samples
-    /// now.
+    /// Returns for how long threads have run in vain, if that is too long. `attached` are those that are sampled now.
     fn check<'a>(
         &mut self,
         attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)>,

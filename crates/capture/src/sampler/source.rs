@@ -204,8 +204,7 @@ impl Sampler {
         self.0.unsampled.lock().get_or_insert_with(why);
     }
 
-    /// Whether samples are taken of every thread but in user code only, and none was lost since then. On-CPU time without
-    /// samples is then time in the kernel.
+    /// Whether user code of all threads is sampled, and none was lost since then. The rest of on-CPU time is the kernel's.
     pub fn hides_kernel_alone(&self, since_ns: u64) -> bool {
         let probed = &self.0.probed;
         let perf = probed.perf.as_ref().filter(|_| probed.has_perf());
@@ -516,8 +515,7 @@ impl AttachThreads for Sampler {
                 return None;
             }
             let session = self.open(thread);
-            // If the thread has ended since the check above, its id, and so the event, may be those of another thread,
-            // even of another process.
+            // If the thread has ended since that check, its id and the event may be those of another one, of any process.
             let is_gone = || thread.is_over() || !sys::is_own_thread(thread.tid());
             if matches!(session, Err(WhyRefused::Ended)) || session.is_ok() && is_gone() {
                 session.iter().for_each(|session| session.retire(0, 0));

@@ -149,8 +149,7 @@ impl SwitchRing {
         used.saturating_add(LONGEST_RECORD) > self.data_size() as u64
     }
 
-    /// When a thread that was switched out at `position` was switched in again. `None` if that record is missing or was
-    /// overwritten.
+    /// When a thread that was switched out at `position` was switched in again. `None` if no record says so.
     pub fn switched_in_after(&self, position: u64) -> Option<u64> {
         let mut records = self.records(position, self.head());
         let time_ns = records.find_map(|record| match record {
@@ -188,15 +187,13 @@ impl SwitchRing {
     }
 }
 
-/// The number of complete out-and-in switches between two positions, and where the last of them ends: half a switch may
-/// follow.
+/// The number of complete out-and-in switches between two positions, and where the last ends: half a switch may follow.
 pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     let switches = to.saturating_sub(from) / (2 * SWITCH_RECORD);
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
-/// Those that are longer are captured one by one. A record comes up to 20 µs after the thread's CPU clock runs again, which
-/// would be much of those that are shorter.
+/// Longer ones are captured one by one. A record comes up to 20 µs late, which is much of a short wait.
 pub const SHORT_NS: Range<u64> = 500_000..5_000_000;
 /// An interrupt has switched the thread within this time, also on a virtual machine.
 const NEAR_NS: u64 = 100_000;

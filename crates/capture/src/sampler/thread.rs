@@ -15,8 +15,7 @@ use crate::sys::{self, OsThread, Tag, ThreadStack, WhyRefused};
 pub struct OpenInterval {
     pub span: Option<Tag>,
     pub from: u64,
-    /// The thread is inside a hook, so it is not known yet whether samples from `from` on belong to this span or to the
-    /// next.
+    /// The thread is inside a hook, so it is not known yet whether samples from `from` on are of this span or the next.
     pub is_in_hook: bool,
 }
 
@@ -73,8 +72,7 @@ pub struct ThreadShared {
 const _: () = assert!(std::mem::offset_of!(ThreadShared, rate) == 64);
 
 impl ThreadShared {
-    /// The state of `thread`. `rate` applies when it is attached. `stack` is needed if a timer may have to copy the
-    /// stack.
+    /// The state of `thread`. `rate` applies when it is attached; `stack` is needed if a timer may have to copy it.
     pub fn new(
         thread: OsThread,
         stack: Result<ThreadStack, WhyRefused>,
@@ -193,8 +191,7 @@ impl ThreadShared {
     #[inline(always)]
     pub fn begin_hook_in(&self, key: u64) {
         self.span.store(key | IN_HOOK, Ordering::Release);
-        // Interrupts observe this thread's instructions in program order, so only the compiler could move the read of
-        // the ring head before this store.
+        // Interrupts observe a thread in program order, so only the compiler could read the ring head before this store.
         compiler_fence(Ordering::SeqCst);
     }
 
@@ -285,8 +282,7 @@ impl ThreadShared {
         Tag::new(self.waited.swap(span.get(), Ordering::AcqRel))
     }
 
-    /// Restores `before`, because the thread was no longer blocked in that span. Returns false if a hook has already
-    /// counted the wait.
+    /// Restores `before`, as the thread is not blocked in that span any more. Returns false if a hook has counted the wait.
     pub fn retract_wait(&self, span: Tag, before: Option<Tag>) -> bool {
         let before = before.map_or(0, Tag::get);
         let (acquire, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);

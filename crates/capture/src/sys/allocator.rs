@@ -54,8 +54,7 @@ impl<A> ProfilingAllocator<A> {
     }
 }
 
-/// The sampled blocks in use; made when they are tracked for the first time. In lines of its own, as [`WORDS`] are, since
-/// each free reads it then.
+/// The sampled blocks in use; made when they are first tracked. In lines of its own, as each free reads it then.
 static LIVE_BLOCKS: CachePadded<OnceLock<LiveBlocks>> = CachePadded::new(OnceLock::new());
 
 /// Takes a sample if it is of use to a layer. Returns how far the collector is behind then, from 0 to 1.
@@ -145,8 +144,7 @@ impl SampledAllocation {
         LiveStack::at_most(self.registers?, most_bytes)
     }
 
-    /// Tracks whether the block is in use, from before the program has it. `None` if that is not possible. Only once for
-    /// each allocation.
+    /// Tracks whether the block is in use, from before the program has it. `None` if that is impossible. Once an allocation.
     pub fn track(&self) -> Option<TrackedBlock> {
         LIVE_BLOCKS.get()?.add(self.block)
     }
@@ -368,8 +366,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
     }
 }
 
-/// Tracks from now on which sampled blocks are in use, or forgets them and stops that. Blocks are tracked only while
-/// allocations are counted without a break.
+/// Tracks which sampled blocks are in use, or stops that. Only while allocations are counted without a break.
 pub fn track_blocks(tracks: bool) {
     if !CAN_COUNT {
         return;
@@ -437,8 +434,7 @@ pub fn is_uncounted() -> bool {
     COUNTS.with(|counts| counts.sample_at.get() == NEVER)
 }
 
-/// Whether thread-locals are at hand without an allocation. Elsewhere std may allocate them at their first use, which an
-/// allocator must not do.
+/// Whether thread-locals are at hand without an allocation. Elsewhere their first use may allocate.
 const CAN_COUNT: bool = cfg!(any(
     all(target_os = "linux", any(target_env = "gnu", target_env = "musl")),
     target_vendor = "apple",

@@ -138,8 +138,7 @@ impl BlockMemory {
         _ = self.link(block).map(|link| link.store(next, Ordering::Relaxed));
     }
 
-    /// That many free blocks, for threads of that part. `None` if there are fewer, or if other threads are just taking so
-    /// many.
+    /// That many free blocks, for threads of that part. `None` if there are fewer, or others are just taking so many.
     fn take(&self, count: u32, part: usize) -> Option<LinkedBlocks> {
         let mut taken: Option<LinkedBlocks> = None;
         let mut add = |more: LinkedBlocks| {
@@ -283,8 +282,7 @@ impl Blocks {
         self.chain.count as usize * BlockPool::BLOCK_BYTES
     }
 
-    /// Where their memory begins, and of how many bytes: blocks that are side by side at once, as they are until they were
-    /// in use often.
+    /// Where their memory begins, and its length: blocks that are side by side at once, until they were in use often.
     fn runs(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> {
         let LinkedBlocks { mut first, count: mut left, .. } = self.chain;
         iter::from_fn(move || {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::platform::Files;
 
-/// A value that may own file descriptors. If the program closed them, it is never dropped, since their numbers may
-/// belong to other files by then.
+/// A value that may own file descriptors. It is never dropped if the program closed them: others may have their numbers.
 #[derive(Debug)]
 pub struct FilesGuard<T> {
     value: ManuallyDrop<T>,

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 /// A set of addresses in buckets of eight, without a lock. A bucket that is full takes no more.
 #[derive(Debug)]
 pub(super) struct LiveBlocks {
-    /// A byte for each place of a bucket: 0 if it is free, or a part of the address's hash. Almost all frees read only
-    /// this word.
+    /// A byte for each place of a bucket: 0 if free, or a part of the address's hash. Almost all frees read only this word.
     tags: Box<[AtomicU64]>,
     addresses: Box<[AtomicUsize]>,
     /// How often each place was used.

@@ -16,8 +16,7 @@ pub struct Registers {
     pub(crate) lr: u64,
 }
 
-/// Reads the registers here, in the function that contains it, which must allow `unsafe_code`; `None` on unknown
-/// processors.
+/// Reads the registers here, in a function that must allow `unsafe_code`; `None` on unknown processors.
 macro_rules! live_registers {
     () => {{
         let (mut pc, mut sp, mut fp, mut lr) = (0_u64, 0_u64, 0_u64, 0_u64);

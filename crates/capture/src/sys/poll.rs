@@ -85,14 +85,12 @@ impl Waker {
         self.0.upgrade()
     }
 
-    /// Ends the current or the next [`Poller::wait`]. Never blocks. Makes a system call only if it is the first since
-    /// the last sleep.
+    /// Ends the current or the next [`Poller::wait`]. Never blocks. A system call only if it is the first since the last sleep.
     pub fn wake(&self) {
         self.0.upgrade().iter().for_each(|wakeups| wakeups.wake());
     }
 
-    /// The same for events that can wait for a few milliseconds. Makes a system call only if it is the first since the
-    /// last sleep.
+    /// The same for events that can wait for some milliseconds. A system call only if it is the first since the last sleep.
     pub fn wake_soon(&self) {
         if let Some(wakeups) = self.0.upgrade()
             && !wakeups.soon.swap(true, Ordering::SeqCst)

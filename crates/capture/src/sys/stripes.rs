@@ -33,8 +33,7 @@ pub fn own_stripe() -> usize {
     }
 }
 
-/// A shared value, of which many things come and go that keep it alive. An `Arc` counts all of them in one word; these are
-/// counted where their thread is.
+/// A shared value that many things keep alive which come and go: they are counted where their thread is, not in one word.
 #[derive(Debug)]
 pub struct Striped<T>([Arc<Stripe<T>>; STRIPES]);
 

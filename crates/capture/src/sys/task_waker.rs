@@ -26,8 +26,8 @@ pub trait WakerObserver: Send + Sync + Sized + 'static {
     /// A clone with that tag is dropped inside the poll, on the polling thread.
     fn on_drop(&self, tag: usize);
 
-    /// The waker with that tag is woken, on any thread.
-    fn on_wake(&self, tag: usize);
+    /// The waker with that tag is woken, on any thread. `stack` has the innermost part of that thread's stack.
+    fn on_wake(&self, tag: usize, stack: impl FnOnce() -> Option<LiveStack>);
 
     /// It is woken inside the poll, on the polling thread. The arguments are those of [`on_clone`](Self::on_clone).
     fn on_own_wake(&self, stack: Option<&LiveStack>, is_only: bool);
@@ -51,13 +51,14 @@ pub struct TaskWaker<T> {
     pub observer: T,
 }
 
+/// The bytes of the stack of what wakes a future.
+const MOST_OF_WAKER: usize = 16 << 10;
+
 /// Pointers to it have room for a tag.
 pub const TAGS: usize = 32;
 
-/// Where wakes go.
-///
-/// Locked while the executor's waker is cloned for a wake. An executor that takes a lock of its own there cannot hold it
-/// where it wakes or drops wakers: without this layer, they would be its own.
+/// Where wakes go. Locked while the executor's waker is cloned for a wake. An executor that takes a lock of its own
+/// there cannot hold it where it wakes or drops wakers: without this layer, they would be its own.
 #[derive(Debug, Default)]
 struct Forward {
     clones: usize,
@@ -132,7 +133,8 @@ impl<T: WakerObserver> TaskWaker<T> {
             let is_only = self.forward.lock().clones == 0;
             self.observer.on_own_wake(stack.as_ref(), is_only);
         } else {
-            self.observer.on_wake(tag);
+            let stack = || registers.and_then(|it| LiveStack::at_most(it, MOST_OF_WAKER));
+            self.observer.on_wake(tag, stack);
         }
     }
 

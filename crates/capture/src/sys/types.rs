@@ -42,8 +42,7 @@ impl ThreadStack {
     pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
 }
 
-/// The names of this crate's threads, after `profiling-`, as the kernel cuts them. Threads of the program may be called
-/// similarly.
+/// The names of this crate's threads, after `profiling-`, as the kernel cuts them. Others may have similar ones.
 const OF_LAYER: [&str; 8] = ["drain", "expor", "http", "kept", "log", "otlp", "rules", "symbo"];
 
 /// A thread, and its name for the system.

@@ -145,8 +145,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.search(frame, distance, callee, stack, frames)
     }
 
-    /// Predicts the frame pointer from the function's prologue. The function may change the stack pointer later, so the
-    /// result must be checked.
+    /// Predicts the frame pointer from the function's prologue. The result must be checked: the stack pointer may change later.
     fn predict_frame_pointer(&self, frame: FrameToUnwind, function: u64) -> Option<u64> {
         let (number, saved) = M::saved_frames(&self.code_at::<PROLOGUE>(function)?);
         let begins = |saved: &SavedFrame| number == 1 && saved.begins_before == PROLOGUE;
@@ -248,8 +247,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         })
     }
 
-    /// Adds the frames above `from`. With `mismatches`, checks whether these frames can have called each other, and
-    /// counts the calls to other functions.
+    /// Adds the frames above `from`. With `mismatches`, checks whether these can have called each other.
     pub(super) fn walk(
         &mut self,
         from: FrameToUnwind,
@@ -269,8 +267,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    /// The same from the registers of a frame. `interrupted` is the index of the last one that a signal interrupted; 0 if
-    /// there is none.
+    /// The same from the registers of a frame. `interrupted` is the last that a signal interrupted; 0 if there is none.
     pub(super) fn walk_on(
         &mut self,
         (mut address, mut registers): (FrameAddress, M::UnwindRegs),

@@ -36,8 +36,7 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// Whether a zero in place of a frame pointer ends the stack of a function with tables.
     const ENDS_BY_ZERO: bool;
 
-    /// Where a function's return address is before its first instruction and at its return, and the stack pointer that
-    /// it returns with.
+    /// Where a function's return address is at its first instruction and its return, and the stack pointer after it.
     fn innermost_return(
         registers: &Self::UnwindRegs,
         word_at: impl FnMut(u64) -> Option<u64>,

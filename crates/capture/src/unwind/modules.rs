@@ -249,8 +249,7 @@ impl Modules {
         }
     }
 
-    /// Nothing was unloaded while the last update was made. Unless nothing was loaded, either, what the loader does not list
-    /// may not have been completely mapped.
+    /// Nothing was unloaded while the last update was made. What the loader does not list may not be completely mapped.
     pub(super) fn confirm(&mut self, is_whole: bool) {
         let certain = self.loaded.iter_mut().filter(|entry| is_whole || entry.is_listed);
         certain.for_each(|entry| entry.is_certain = true);
@@ -495,8 +494,7 @@ fn build_id(module: &LoadedModule) -> Option<Vec<u8>> {
         .find_map(|bytes| build_id_in(&bytes))
 }
 
-/// Parses ELF notes: the lengths of name and description and a type, 4 bytes each, then name and description, each
-/// padded to 4 bytes.
+/// Parses ELF notes: lengths of name and description and a type, 4 bytes each, then both, padded to 4 bytes.
 pub fn build_id_in(notes: &[u8]) -> Option<Vec<u8>> {
     const NT_GNU_BUILD_ID: u32 = 3;
     let mut rest = notes;

@@ -92,8 +92,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         if is_without_tables { self.saved_frames(start..address) } else { None }
     }
 
-    /// Without tables, the caller is known where a function has just been called or returns, and where it has saved the
-    /// frame pointer.
+    /// Without tables, the caller is known where a function was just called, returns, or has saved the frame pointer.
     pub(super) fn caller_without_tables(
         &mut self,
         frame: FrameAddress,

@@ -44,8 +44,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         (sp, fp): (u64, u64),
         word_at: impl Fn(u64) -> Option<u64>,
     ) -> bool {
-        // A new thread starts with a frame pointer of zero. Its arguments and thread-locals are right above its first
-        // frames, and unrelated data may follow them.
+        // A new thread starts with a frame pointer of zero. Its arguments are above its first frames, and unrelated data.
         let length = if fp == 0 { START_WORDS } else { FAR_WORDS };
         // The library's thread record, which begins with a pointer to itself, ends the stack.
         let mut words = (0..length).map_while(|word| {

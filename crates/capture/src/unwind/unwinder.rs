@@ -312,8 +312,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    /// Whether the return address of a running function without tables is this word: the next instruction is its first
-    /// one, or its return.
+    /// Whether this word is the return address of a running function without tables: at its first instruction or return.
     pub(super) fn is_innermost_return(
         &mut self,
         frame: FrameAddress,

@@ -33,8 +33,7 @@ pub struct ComparedRow {
     pub value: ComparedValue,
     /// How many reference spans have any of it.
     pub present_in: u64,
-    /// How many have at least as much of it as the span; if the span has less than on average, at most as much. `None` if
-    /// only sums are known.
+    /// How many have at least as much of it as the span, or at most, if it has less than on average. `None` if unknown.
     pub as_extreme_in: Option<u64>,
 }
 

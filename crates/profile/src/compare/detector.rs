@@ -75,8 +75,7 @@ pub struct Drift {
     pub hour: u64,
 }
 
-/// Compares each hour with the same hour of the day before, and in the first day of a process, this version of the service
-/// with the one before.
+/// Compares each hour with that of the day before, and in the first day, this version of the service with the last.
 #[derive(Debug, Default)]
 pub struct DriftDetector {
     /// Of the last 25 hours, of all versions.
@@ -108,8 +107,7 @@ impl DriftDetector {
         self.before.1.add(hour, routes);
     }
 
-    /// Adds an hour of this process that has ended. Returns which routes have become slower, of which that was not said in
-    /// the last day.
+    /// Adds an hour of this process that has ended. Returns which routes have become slower, each once a day.
     pub fn end_hour(&mut self, hour: u64, routes: &BTreeMap<String, CohortHour>) -> Vec<Drift> {
         self.hours.add(hour, routes);
         self.hours.0.retain(|known, _| known + HOURS_PER_DAY >= hour);

@@ -132,8 +132,7 @@ pub(crate) fn interval_of_sets(
     })
 }
 
-/// What Student's t exceeds in amount with that risk. For at least 9 degrees of freedom it is within 1 %, and within 5 %
-/// at a risk of one in a million.
+/// What Student's t exceeds in amount with that risk: for at least 9 degrees of freedom within 1 to 5 %.
 fn quantile(Risk(risk): Risk, freedom: f64) -> f64 {
     // Abramowitz and Stegun, 26.2.23: the normal distribution, to within 0.0005.
     let t = (-2.0 * (risk / 2.0).ln()).max(2.0 * LN_2).sqrt();

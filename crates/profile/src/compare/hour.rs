@@ -21,8 +21,7 @@ pub struct CohortHour {
 pub struct WallTimes(BTreeMap<u64, u64>);
 
 impl CohortHour {
-    /// Adds a reference span when it closes. `weight` is how many spans it represents. Of a new cohort, the first to close
-    /// are those that took the least time.
+    /// Adds a reference span when it closes, which represents `weight` spans. Of a new cohort, the shortest close first.
     pub fn add(&mut self, breakdown: &Breakdown, weight: u64) {
         self.references.add(breakdown);
         self.walls.add(breakdown.wall_ns() / UNIT_NS, weight);

@@ -10,8 +10,7 @@ use super::totals::MAX_QUANTITIES;
 /// How many reference spans of a cohort are kept.
 pub(crate) const MAX_REFERENCES: usize = 200;
 
-/// The breakdowns of the last reference spans of a cohort. Each takes at most some 1,100 bytes, and each quantity is stored
-/// once.
+/// The breakdowns of the last reference spans of a cohort, each at most 1,100 bytes, with each quantity stored once.
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceSet {
     spans: VecDeque<ReferenceSpan>,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::html::{KeptSummary, child, split_ms};
 use crate::facts::format::Ns;
-use crate::facts::{ChildTotals, Facts, Measure, Reason};
+use crate::facts::{ChildTotals, Facts, Measure};
 use crate::ids::ProfileId;
 use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind, own_name};
 use crate::text::{disturbs, ms, rfc3339};
@@ -100,8 +100,6 @@ pub(super) struct Brief<'a> {
     pub(super) compared: Option<BriefComparison>,
     #[serde(serialize_with = "child_rows")]
     pub(super) children: Vec<ChildTotals>,
-    /// What the words mean for this span.
-    pub(super) hints: Vec<&'static str>,
     pub(super) missing: Vec<String>,
     #[serde(skip)]
     pub(super) facts: Cow<'a, Facts>,
@@ -199,7 +197,6 @@ impl<'a> Brief<'a> {
             own_time: Vec::new(),
             compared: None,
             children: facts.children.totals.clone(),
-            hints: hints(&facts),
             missing: Vec::new(),
             facts,
             has_span: true,
@@ -237,7 +234,7 @@ impl<'a> Brief<'a> {
         brief.children.truncate(rows);
         brief.children.iter_mut().filter_map(|row| row.name.as_mut()).for_each(shorten);
         if rows == 0 {
-            (brief.beside, brief.hints) = (Vec::new(), Vec::new());
+            brief.beside.clear();
         }
         brief.missing.truncate(rows.max(1));
         brief.missing.iter_mut().for_each(shorten);
@@ -264,31 +261,6 @@ fn compared(profile: &Profile, facts: &Facts) -> Option<BriefComparison> {
     let certain = compared.comparison.rows.iter().filter(|row| row.value.certain_extra().is_some());
     let rows = certain.map(|row| (row.quantity.to_string(), row.value.extra() as f64 / 1e6));
     Some(BriefComparison::of(&summary, rows.collect()))
-}
-
-fn hints(facts: &Facts) -> Vec<&'static str> {
-    let times = &facts.times;
-    let mut hints = Vec::new();
-    if times.delay_ns > times.wall_ns / 4 {
-        hints.push(
-            "Scheduling delay: it was woken and ready to continue, but the thread of its executor was busy with the span \
-             named after \"behind\".",
-        );
-    }
-    let runnable_ns = facts.get(Measure::Runnable).unwrap_or_default();
-    if runnable_ns > times.wall_ns / 10 {
-        hints.push(match facts.get(Measure::Throttled).is_some_and(|ns| ns > 0) {
-            true => "Waiting for a CPU, a part of off-CPU: the quota of its control group was used up, or others had it.",
-            false => "Waiting for a CPU, a part of off-CPU: other threads or programs had it.",
-        });
-    }
-    if facts.reasons.contains(Reason::Error) {
-        hints.push(match facts.error_at {
-            Some(_) => "Error: an ERROR event, whose message is in the log.",
-            None => "Error: a panic passed through it, its status was set, its response says so (5xx), or an ERROR event of unknown place.",
-        });
-    }
-    hints
 }
 
 fn missing(profile: &Profile, facts: &Facts) -> Vec<String> {

@@ -48,9 +48,6 @@ fn write(brief: &Brief<'_>) -> String {
             _ = writeln!(out, "\nBeside that: {}", brief.beside.join("; "));
         }
     }
-    for hint in &brief.hints {
-        _ = writeln!(out, "\n{hint}");
-    }
     let mut before = None;
     for row in &brief.functions {
         if before.replace(row.kind) != Some(row.kind) {
@@ -295,7 +292,6 @@ mod tests {
             "## Against 200 typical ones of 98.0 ms\n\n12 times as long\n- +1.06 s `on-CPU in shop::count_cheap_bundles`",
             "## Child spans created from 5.00 ms on\n\n- 214 × `query`: 1.00 s in turn, longest 9.00 ms\n",
             "Missing: `3 stacks cut short`",
-            "\nError: an ERROR event, ",
         ] {
             assert!(text.contains(expected), "{expected} in {text}");
         }
@@ -318,7 +314,6 @@ mod tests {
     #[test]
     fn without_a_headline_the_hotspots_are_said() {
         let text = markdown(&waiting());
-        assert!(!text.contains("Error:") && !text.contains("Scheduling delay:"), "{text}");
         assert!(text.contains("**In short:** `") && text.contains("shop::reserve"), "{text}");
         assert!(
             text.contains("- 100 % `shop::reserve` at `src/stock.rs:9` in `[futex 0x7f01]`"),

@@ -225,8 +225,7 @@ impl<'a> Encoder<'a> {
                 .iter()
                 .filter(|location| location.mapping_id == id)
                 .peekable();
-            // Otherwise pprof would search for the file and symbolize it again. Nothing needs symbols in an executable
-            // without samples.
+            // Otherwise pprof would symbolize the file again. Nothing needs symbols in an executable without samples.
             let has_names = id == 1 && code.peek().is_none() || code.any(|at| !at.line.is_empty());
             let build_id = mapping.build_ids.first().map_or("", |(_, id)| id.as_str());
             let encoded = proto::Mapping {
@@ -322,8 +321,7 @@ fn by_thread<'a>(profile: &'a Profile, sample: &Sample) -> Vec<(Option<&'a str>,
     threads
 }
 
-/// The key of a label for a field. Pyroscope refuses the whole file if a key has other characters than these, or begins
-/// with a digit.
+/// The key of a label for a field. Pyroscope refuses files with other characters in it, or a digit at its begin.
 fn label_key(field: &str) -> String {
     let mapped = field.chars().map(|c| match c {
         'a'..='z' | 'A'..='Z' | '0'..='9' | '_' | '.' => c,

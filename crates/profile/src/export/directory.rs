@@ -54,8 +54,7 @@ impl Directory {
         // A report, and the same for other programs.
         let is_usual = |it: &Format| matches!(it, Format::Html | Format::Pprof | Format::Otlp);
         Self {
-            // The program may change its working directory. This fails for an empty path or without a working
-            // directory; the path then stays relative.
+            // The program may change its working directory. Without one, or for an empty path, the path stays relative.
             path: std::path::absolute(&path).unwrap_or(path),
             context: OnceLock::new(),
             formats: Format::available().filter(is_usual).collect(),
@@ -68,8 +67,7 @@ impl Directory {
 
     /// Sets the formats, each of which is a file. The first one is the best to start with: it is in the log.
     ///
-    /// The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof) and [`Otlp`](Format::Otlp). Formats whose
-    /// features are off are ignored.
+    /// The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof), [`Otlp`](Format::Otlp), as far as features are on.
     #[must_use]
     pub fn with_formats(self, formats: impl IntoIterator<Item = Format>) -> Self {
         let mut unique = Vec::new();
@@ -160,8 +158,7 @@ impl Directory {
         })
     }
 
-    /// Writes `new` bytes. Older profiles are removed first: those over the quota, and if the file system is full, as
-    /// many as are needed.
+    /// Writes `new` bytes. Older profiles are removed first: those over the quota, and as many as a full file system needs.
     fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
         // Checked first: nothing is removed for a profile that cannot fit.
         if new > self.quota_bytes {
@@ -226,8 +223,7 @@ impl Directory {
         }
     }
 
-    /// Creates an entry where profiles would go, and removes it. Permission checks alone are not reliable, for example
-    /// in `/proc`.
+    /// Creates an entry where profiles would go, and removes it. Permissions alone are not reliable, as in `/proc`.
     fn probe(&self) -> io::Result<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         // Missing directories will be created below the nearest existing one.

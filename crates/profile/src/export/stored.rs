@@ -73,8 +73,7 @@ fn element(report: &[u8], begin: &str) -> Option<Value> {
     serde_json::from_str(json).ok()
 }
 
-/// Whether a `Directory` could have given a complete file that name. Such a name contains nothing that leads out of the
-/// directory, on any system.
+/// Whether a `Directory` could have given a complete file that name, which leads out of it on no system.
 fn is_profile(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     name.bytes().all(is_plain) && stem_of(name).is_some() && !name.ends_with(".tmp")

@@ -184,8 +184,7 @@ measures! {
     /// [`TimeBreakdown::after_last_exit`](crate::facts::TimeBreakdown::after_last_exit)
     AfterLastExit = "after_last_exit" Nanoseconds [] |facts| Some(facts.times.after_last_exit_ns),
         { words: "after the last exit", said_from: Some(10), least: |_| MILLISECOND };
-    /// On-CPU time of the subtree that certainly was not sampled. Unknown while the span is open, as its threads have not
-    /// reported their present segments.
+    /// On-CPU time of the subtree that certainly was not sampled. Unknown while the span is open.
     Unsampled = "unsampled" Nanoseconds []
         |facts| known(facts, facts.times.unsampled_ns()).filter(|_| !facts.is_open),
         { words: "on-CPU not sampled", titled_from: Some(0), least: |_| MILLISECOND };

@@ -23,8 +23,7 @@ pub use split::TimeKind;
 pub use times::TimeBreakdown;
 pub use tracing_profiling_capture::{Allocations, ThrottlingUnknown, Usage};
 
-/// The name of a span with the values of fields: `report{tenant=7}`. A request with method and route is named by these, as
-/// OpenTelemetry does: `GET /cart/{id}`.
+/// The name of a span with the values of fields: `report{tenant=7}`. A request is named by method and route: `GET /cart/{id}`.
 pub fn name_with_fields<'a>(
     span: &str,
     fields: impl Iterator<Item = (&'a str, &'a str)> + Clone,
@@ -87,9 +86,9 @@ pub struct Facts {
     pub children: Children,
     /// What kept it from a CPU.
     pub starved: Starved,
-    /// Where in the source the first error event in it was logged: the last two parts of the file's path, and the line.
-    /// `None` if it did not fail, or by its status or a panic alone, or that is not known: events of the crate `log` have no
-    /// place. If many spans fail at the same time, it can be a later event, or none.
+    /// Where in the source the first error event in it was logged, or the panic was that this tells of: the last two parts
+    /// of the file's path, and the line. `None` if it did not fail, or by its status or a panic alone, or that is not known:
+    /// events of the crate `log` have no place. If many spans fail at the same time, it can be a later event, or none.
     pub error_at: Option<String>,
     /// A deadlock that a thread in it is a part of, in words, if it was kept because it hangs.
     pub deadlock: Option<Arc<str>>,

@@ -9,8 +9,7 @@ use super::{Facts, Measure};
 
 macro_rules! time_kinds {
     ($($(#[doc = $doc:literal])+ $kind:ident = $name:literal $words:literal,)+) => {
-        /// What a span's wall time was spent in. Where several threads were in the span at once, a moment is of the first
-        /// kind that any of them was in.
+        /// What a span's wall time was spent in. A moment is of the first kind that any of its threads was in.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[non_exhaustive]

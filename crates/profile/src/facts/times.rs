@@ -7,18 +7,14 @@ use crate::facts::Allocations;
 
 /// Where the wall time of a span went, and its resource usage.
 ///
-/// On-CPU time is measured with the threads' CPU clocks (`CLOCK_THREAD_CPUTIME_ID`). A clock is read at most once per
-/// millisecond of a thread's wall time, every 100 µs in a span that has been entered for 1/64 of its rule's threshold,
-/// and at each enter and exit if the rule judges `on_cpu`, `own_on_cpu` or `off_cpu`. The on-CPU time of a segment that begins or
-/// ends between two reads is only known within bounds. The account is the middle of these bounds, and `on_cpu_error`
-/// is the possible error. Off-CPU time is the rest of the time in which the span was entered, and idle time is the rest
-/// of its wall time, so the three add up exactly. `tracing-subscriber` calls on-CPU plus off-CPU time `time.busy`, and
-/// idle time `time.idle`. Where the thread also [was in other spans above it](Self::other_spans) that are not inside it,
-/// that is the fourth part, and not on-CPU or off-CPU time of this one.
+/// On-CPU time is measured with the threads' CPU clocks, each read at most once per millisecond of a thread's wall
+/// time, every 100 µs in a span that has been entered for 1/64 of its rule's threshold, and at each enter and exit if
+/// the rule judges CPU time. That of a segment that begins or ends between two reads is known within bounds: the
+/// account is their middle, and `on_cpu_error` the possible error. Off-CPU time is the rest of the time in which the
+/// span was entered, and idle time is the rest of its wall time, less that [in other spans](Self::other_spans).
 ///
 /// While a span is entered on two threads at once, both count: on-CPU and off-CPU time together can then exceed wall
-/// time. Idle is the time in which it is entered on neither. A span that is entered twice on one thread counts once. If
-/// the CPU clock cannot be read, [the CPU times are unknown](Self::is_cpu_time_unknown).
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "methods of the same names say what they are")]
 pub struct TimeBreakdown {
@@ -39,8 +35,7 @@ pub struct TimeBreakdown {
     pub delay_ns: u64,
     pub after_last_exit_ns: u64,
     pub other_spans_ns: u64,
-    /// Page faults, context switches and others. They are read when a sample falls, and otherwise at most once per
-    /// millisecond.
+    /// Page faults, context switches and others, read when a sample falls, or at most once per millisecond.
     pub usage: Usage,
     /// The part of [`allocations`](Self::allocations) that is in no profiled span inside it.
     pub own_allocations: Option<Allocations>,
@@ -72,8 +67,7 @@ impl TimeBreakdown {
         Duration::from_nanos(self.on_cpu_error_ns)
     }
 
-    /// `on_cpu` plus the on-CPU time of descendants on threads that were not in this span. Compare
-    /// the samples of a profile with this figure.
+    /// `on_cpu` plus the on-CPU time of descendants on other threads, with which the samples of a profile compare.
     pub fn subtree_on_cpu(&self) -> Duration {
         Duration::from_nanos(self.subtree_on_cpu_ns)
     }
@@ -88,10 +82,9 @@ impl TimeBreakdown {
         Duration::from_nanos(self.idle_ns)
     }
 
-    /// Time in which the span was entered while its thread was in other spans above it on its stack that are not inside
-    /// it. A thread of `rayon` that waits for a part of one request runs parts of other requests; a task that blocks on a
-    /// `LocalPool` polls other tasks; an explicit root (`parent: None`) is inside no span. That time, on CPU or not, belongs
-    /// to the other spans.
+    /// Time in which the span was entered while its thread was in other spans above it on its stack that are not
+    /// inside it, as when a thread of `rayon` that waits for a part of one request runs parts of others. That time
+    /// belongs to the other spans.
     pub fn other_spans(&self) -> Duration {
         Duration::from_nanos(self.other_spans_ns)
     }
@@ -113,8 +106,7 @@ impl TimeBreakdown {
         self.await_ns + self.delay_ns
     }
 
-    /// The last part of `idle`, from the last exit to the close. A span stays open while a child is
-    /// open or a handle to it exists.
+    /// The last part of `idle`, from the last exit to the close: a child was open, or a handle to it existed.
     pub fn after_last_exit(&self) -> Duration {
         Duration::from_nanos(self.after_last_exit_ns)
     }

@@ -6,14 +6,16 @@ use std::time::Duration;
 use super::code_origin::{CodeOrigin, crate_of, crate_of_file};
 use super::leaf::Leaf;
 use super::model::Profile;
-use super::sample::SampleKind;
+use super::sample::{Sample, SampleKind};
 use super::waits::{SourceFunction, UNKNOWN, own_number};
 
 /// The weight of an await that represents others, each shorter than this.
 pub(crate) const SAMPLED_AWAIT_NS: u64 = 10_000_000;
 
-/// The sum of a profile's awaits and scheduling delays. Those shorter than 10 ms are represented by samples of 10 ms, so
-/// that the sums are estimates.
+/// The outermost frame of what was awaited last before an error was logged.
+pub const BEFORE_ERROR: &str = "[awaited before the error]";
+
+/// The sum of a profile's awaits and scheduling delays: estimates, as samples of 10 ms represent shorter ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Awaits {
     /// The total duration of all awaits.
@@ -24,12 +26,16 @@ pub struct Awaits {
     pub delayed_by: Option<String>,
     /// All of them are of one span that is inside no other in the profile.
     pub are_of_topmost: bool,
+    /// The function of the program in which nearly all of it was, and for how long, with threads in its span or not.
+    pub mostly_in: Option<(String, Duration)>,
+    /// The function that awaited something last before an error was logged, with file and line, if a single one did.
+    pub before_error: Option<String>,
 }
 
 impl Awaits {
-    /// Whether there are neither awaits nor scheduling delays.
+    /// Whether there are neither awaits nor scheduling delays, but for what only shows where.
     pub fn is_empty(&self) -> bool {
-        self.total.is_zero() && self.delay.is_zero()
+        self.total < Duration::from_micros(1) && self.delay.is_zero()
     }
 }
 
@@ -41,7 +47,41 @@ pub(super) fn sum(profile: &Profile) -> Awaits {
         delay: Duration::from_nanos(delay_ns),
         delayed_by: delayed_by(profile),
         are_of_topmost: are_of_topmost(profile),
+        mostly_in: mostly_in(profile),
+        before_error: before_error(profile),
     }
+}
+
+fn place_of_program(profile: &Profile, sample: &Sample) -> String {
+    profile.place_of_program(&profile.code_of(profile.location_ids(sample.stack)))
+}
+
+fn mostly_in(profile: &Profile) -> Option<(String, Duration)> {
+    let mut places: HashMap<String, u64> = HashMap::new();
+    let kinds = [SampleKind::Await, SampleKind::Delay].into_iter();
+    for sample in kinds.flat_map(|kind| profile.of_kind(kind)) {
+        let entered_ms = match profile.leaf(sample.leaf) {
+            Some(Leaf::AwaitingWhileEntered(ms)) => ms * sample.points.len() as u64,
+            _ => 0,
+        };
+        let place = place_of_program(profile, sample);
+        *places.entry(place).or_default() += sample.total() + entered_ms * 1_000_000;
+    }
+    let all: u64 = places.values().sum();
+    let (place, ns) = places.into_iter().find(|(_, ns)| *ns > all / 10 * 9)?;
+    (!place.is_empty()).then_some((place, Duration::from_nanos(ns)))
+}
+
+fn before_error(profile: &Profile) -> Option<String> {
+    let is_noted = |sample: &&Sample| {
+        let outermost = profile.stack(sample.stack).last();
+        let function = outermost.and_then(|it| profile.function(it.lines.first()?.function));
+        function.is_some_and(|function| function.name == BEFORE_ERROR)
+    };
+    let noted = profile.of_kind(SampleKind::Await).filter(is_noted);
+    let mut places = noted.map(|sample| place_of_program(profile, sample));
+    let place = places.next().filter(|place| !place.is_empty())?;
+    places.all(|other| other == place).then_some(place)
 }
 
 /// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.

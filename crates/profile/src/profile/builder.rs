@@ -36,8 +36,7 @@ impl ProfileBuilder {
         Self { profile }
     }
 
-    /// When the profile begins. It is stored in 64-bit nanoseconds since the Unix epoch; earlier times count as the
-    /// epoch.
+    /// When the profile begins, in 64-bit nanoseconds since the Unix epoch; earlier times count as the epoch.
     pub fn start(mut self, start: SystemTime) -> Self {
         self.profile.start_unix_ns = ns(start.duration_since(UNIX_EPOCH).unwrap_or_default());
         self

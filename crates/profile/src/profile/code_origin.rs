@@ -160,8 +160,7 @@ fn is_wrapper(Function { name, file, .. }: &Function) -> bool {
     })
 }
 
-/// The directories of the sources of the layer, of capture, and of this crate when they were built: `src/` and others in a
-/// build of their workspace.
+/// The directories of the sources of the layer, of capture, and of this crate when they were built.
 static SOURCES: LazyLock<[String; 3]> =
     LazyLock::new(|| sources(file!().strip_suffix("profile/code_origin.rs").unwrap_or_default()));
 
@@ -232,8 +231,7 @@ pub(super) fn crate_of(name: &str) -> Option<&str> {
     is_name(first).then_some(first)
 }
 
-/// The crate that a function is written in, judging by its name: programs implement their own traits for the types of
-/// Rust's library.
+/// The crate that a function is written in by its name: programs implement their own traits for types of Rust's library.
 fn crate_of_code(name: &str) -> Option<&str> {
     let of_trait = name.strip_prefix('<').and_then(|rest| {
         let is_outermost = |(at, _): &(usize, &str)| {

@@ -29,13 +29,11 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own functions that call these, at most two. Of one function, if a single one of its module does, for several of
-    /// other modules: those.
+    /// The own functions that call these, at most two: of helpers that several modules use, those of other modules.
     pub callers: Vec<String>,
-    /// What most of the one function's samples are in below it: the deepest function that holds at least half of them, else
-    /// the one that holds the most; for waits the system call, the holder of the lock or the function that waited, for awaits the
-    /// future. The share is that of the function.
-    /// `None` if no part is worth naming.
+    /// What most of the one function's samples are in below it: the deepest function that holds at least half of them,
+    /// else the one that holds the most; for waits the system call, the holder of the lock or the function that waited,
+    /// for awaits the future. The share is that of the function. `None` if no part is worth naming.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaf: Option<FunctionShare>,
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
@@ -88,14 +86,24 @@ impl Hotspots {
         self.0.iter().find(|hotspot| hotspot.kind == kind)
     }
 
+    /// Adds in which function a span was that left the thread, if `place_of` knows it by its name.
+    pub fn place_until(&mut self, place_of: impl Fn(&str) -> Option<String>) {
+        for until in self.0.iter_mut().filter_map(|hotspot| hotspot.until.as_mut()) {
+            let name =
+                until.strip_prefix('`').and_then(|until| until.strip_suffix("` left the thread"));
+            if let Some(place) = name.and_then(&place_of) {
+                *until += &format!(" after {place}");
+            }
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
         self.0.iter()
     }
 }
 
 impl Profile {
-    /// The function that holds most of the samples of one kind. `None` if there are none. Function names are known only
-    /// after symbolization.
+    /// The function that holds most of the samples of one kind, if there are any. Symbolization gives functions names.
     pub fn hotspot(&self, kind: SampleKind) -> Option<Hotspot> {
         find(self, &CallTree::of(self), kind)
     }
@@ -131,8 +139,7 @@ impl Profile {
         })
     }
 
-    /// What the samples of one kind have by the innermost own function, or what comes next to that, and by what that was
-    /// blocked in or awaited. The most first.
+    /// What the samples of one kind have by the innermost own function, and by what it was blocked in or awaited.
     pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
         let mut rows: BTreeMap<(String, String), BTreeMap<String, u64>> = BTreeMap::new();
         for sample in self.of_kind(kind) {
@@ -260,8 +267,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     })
 }
 
-/// The own functions that call one. If a single one of its own module does, without its path; but for several of other
-/// modules: those.
+/// The own functions that call one: without its path if a single one does; those of other modules if there are several.
 fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
     let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
     let is_near = |name: &str| module(name) == module(calls.name(of));
@@ -315,12 +321,7 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
 
 /// What another span did just before most of them went on.
 fn until(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
-    let until = most(samples, |sample| match profile.leaf(sample.leaf) {
-        Some(Leaf::AwaitingUntil { span, woke }) => {
-            Some(format!("`{span}` {}", if *woke { "woke it" } else { "left the thread" }))
-        }
-        _ => None,
-    });
+    let until = most(samples, |sample| profile.leaf(sample.leaf)?.until());
     until.filter(|until| until.share > 0.5).map(|until| until.name)
 }
 
@@ -373,8 +374,7 @@ fn fallback(
     Some(Hotspot { kind, functions, callers, leaf, beside, until, is_certain })
 }
 
-/// Whether there are as many points as three of the same weight, or they are no samples: waits and long awaits have their
-/// lengths.
+/// Whether there are as many points as three of one weight, or they are no samples: waits and long awaits.
 fn are_enough<'a>(kind: SampleKind, samples: impl Iterator<Item = &'a SampledCall<'a>>) -> bool {
     let (mut sum, mut squares, mut exact) = (0.0, 0.0, 0.0);
     for point in samples.flat_map(|sample| &sample.sample.points) {

@@ -34,12 +34,16 @@ pub enum Leaf {
     },
     /// The future waited for what its stack shows, until another span did something.
     AwaitingUntil {
-        /// The span, which is of another request if it woke the future.
-        span: String,
+        /// The span, which is of another request if it woke the future. `None` if that was in none.
+        span: Option<String>,
         /// Whether it woke it: said of locks, semaphores, channels and pools. Otherwise it had been on the thread that polled
         /// the future for most of the time, and left it just before: it woke it, or kept the thread from seeing that.
         woke: bool,
+        /// The innermost function of the program that woke it, with file and line; empty if unknown.
+        at: String,
     },
+    /// The future waited for what its stack shows, while threads were in its span for that many milliseconds besides.
+    AwaitingWhileEntered(u64),
     /// The future had been woken, and its executor had other things to do.
     Delayed {
         /// The span that was on the executor's thread, if it is known.
@@ -91,18 +95,30 @@ impl Leaf {
         }
     }
 
-    /// In a sentence, who held the lock: ``lock likely held by `worker-3` at shop::refill (shop/main.rs:12)``.
+    /// In a sentence, who held the lock: ``lock likely held by thread `worker-3` at shop::refill (shop/main.rs:12)``.
     pub(super) fn held_by(&self) -> Option<String> {
         let Self::BlockedBy(call, LockHolder { thread, tid, span, at, is_inferred }) = self else {
             return None;
         };
         let variable = call.strip_prefix("futex of ").map(|name| format!(" {name}"));
         let likely = if *is_inferred { "likely " } else { "" };
-        let who = if thread.is_empty() { format!("thread {tid}") } else { format!("`{thread}`") };
-        let mut text = format!("lock{} {likely}held by {who}", variable.unwrap_or_default());
-        span.iter().for_each(|span| text += &format!(" in `{span}`"));
-        text += &format!("{}{at}", if at.is_empty() { "" } else { " at " });
-        Some(text)
+        let who = match (span, thread.as_str()) {
+            (Some(span), _) => format!("`{span}`"),
+            (None, "") => format!("thread {tid}"),
+            (None, thread) => format!("thread `{thread}`"),
+        };
+        let at = if at.is_empty() { String::new() } else { format!(" at {at}") };
+        Some(format!("lock{} {likely}held by {who}{at}", variable.unwrap_or_default()))
+    }
+
+    /// In a sentence, what another span or function did before the future went on: ``shop::refill (shop/main.rs:12) in
+    /// `GET /a` woke it``.
+    pub(super) fn until(&self) -> Option<String> {
+        let Self::AwaitingUntil { span, woke, at } = self else { return None };
+        let span = span.as_ref().map(|span| format!("`{span}`")).unwrap_or_default();
+        let within = if at.is_empty() || span.is_empty() { "" } else { " in " };
+        let did = if *woke { "woke it" } else { "left the thread" };
+        Some(format!("{at}{within}{span} {did}"))
     }
 
     /// That of a sample of which only the kind is known.
@@ -116,8 +132,7 @@ impl Leaf {
         }
     }
 
-    /// The innermost frame in formats that have nothing but frames and do not mix kinds of samples; `None` if the code on
-    /// the stack is all.
+    /// The innermost frame in formats that have only frames and do not mix kinds; `None` if the code is all.
     pub(crate) fn frame(&self) -> Option<String> {
         self.mixed_frame().filter(|_| *self != Self::Awaiting)
     }
@@ -133,6 +148,8 @@ impl Leaf {
 pub enum LeafMark {
     /// The stack of another leaf follows.
     Other,
+    /// The stack of the holder of a lock follows, or of what woke the task.
+    Elsewhere,
     /// The leaf whose stack follows woke the task.
     Woken,
 }
@@ -141,6 +158,7 @@ impl LeafMark {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Other => "[or]",
+            Self::Elsewhere => "[elsewhere]",
             Self::Woken => "[woken by]",
         }
     }
@@ -159,9 +177,12 @@ impl fmt::Display for Leaf {
                 let at = if others.is_empty() { "" } else { ", others at " };
                 write!(f, "[await, one of {count} at the same time{at}{others}]")
             }
-            Self::AwaitingUntil { span, woke: true } => write!(f, "[await, until {span} woke it]"),
-            Self::AwaitingUntil { span, .. } => {
-                write!(f, "[await, until {span} left the thread]")
+            Self::AwaitingUntil { .. } => {
+                let until = self.until().unwrap_or_default();
+                write!(f, "[await, until {}]", until.replace('`', ""))
+            }
+            Self::AwaitingWhileEntered(ms) => {
+                write!(f, "[await, threads were in the span for {ms} ms]")
             }
             Self::Delayed { behind: None } => f.write_str("[scheduling delay]"),
             Self::Delayed { behind: Some(span) } => write!(f, "[scheduling delay behind {span}]"),
@@ -187,8 +208,10 @@ mod tests {
             Leaf::BlockedBy(call.to_owned(), holder.clone()).held_by().unwrap()
         };
         let said = |holder: &LockHolder| said_of("futex 0x7f00", holder);
-        let text = "lock likely held by `db` in `GET /a` at shop::refill (shop/main.rs:12)";
+        let text = "lock likely held by `GET /a` at shop::refill (shop/main.rs:12)";
         assert_eq!(said(&holder), text);
+        let outside = LockHolder { span: None, ..holder.clone() };
+        assert!(said(&outside).starts_with("lock likely held by thread `db` at shop"));
         let (thread, at) = (String::new(), String::new());
         let unknown = LockHolder { thread, at, span: None, is_inferred: false, ..holder };
         assert_eq!(said(&unknown), "lock held by thread 7");

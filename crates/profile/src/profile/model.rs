@@ -303,9 +303,8 @@ impl Profile {
         let bytes = match &leaf {
             Leaf::Blocked(text)
             | Leaf::Delayed { behind: Some(text) }
-            | Leaf::AwaitingUntil { span: text, .. }
             | Leaf::AwaitingOneOf { others: text, .. } => text.len(),
-            Leaf::BlockedBy(call, holder) => call.len() + holder.to_string().len(),
+            Leaf::BlockedBy(..) | Leaf::AwaitingUntil { .. } => leaf.to_string().len(),
             _ => 0,
         };
         self.tables.leaves.add(leaf, bytes)

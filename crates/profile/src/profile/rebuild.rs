@@ -196,8 +196,10 @@ struct ShownStacks {
     stacks: Vec<StackId>,
     /// The number of leaves that are no branches of their own.
     hidden: usize,
-    /// What most of those awaited that are not shown, or where the holder of a lock was.
+    /// What most of those awaited that are not shown.
     others: String,
+    /// Where the holder of a lock was, or what woke the task.
+    elsewhere: String,
     /// Others can hold what is awaited, or send to it.
     is_shared: bool,
     /// Outer callers were left out.
@@ -224,7 +226,7 @@ struct Rebuilding<'a> {
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     stacks: HashMap<(StackId, SampleKind), Rc<ShownStacks>>,
-    leaves: HashMap<(LeafId, usize, bool, String), LeafId>,
+    leaves: HashMap<(LeafId, usize, bool, [String; 2]), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
@@ -244,8 +246,15 @@ impl Rebuilding<'_> {
         if let Some(known) = self.stacks.get(&(id, kind)) {
             return Rc::clone(known);
         }
-        let (stack, is_short) = self.stack_of(id);
+        let (mut stack, is_short) = self.stack_of(id);
         let marks = [LeafMark::Other, LeafMark::Woken].map(|mark| self.mark(mark));
+        let at = self.mark(LeafMark::Elsewhere);
+        let at = at.and_then(|mark| stack.iter().position(|location| *location == mark));
+        let elsewhere = stack.split_off(at.unwrap_or(stack.len())).into_iter();
+        let elsewhere = match kind {
+            SampleKind::OffCpu => self.to.own_place(elsewhere),
+            _ => self.to.own_place_in_task(elsewhere),
+        };
         let branches =
             Branches::of(&stack, marks, |last, before| is_timeout(&self.to, last, before));
         let mut part = |part: &Range<usize>| {
@@ -261,15 +270,12 @@ impl Rebuilding<'_> {
         let hidden = branches.timers + count - distinct.len();
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
-        let others = most.map(|stack| match kind {
-            SampleKind::OnCpu | SampleKind::OffCpu => self.to.own_place(stack),
-            _ => self.to.awaited(stack),
-        });
-        let others = others.unwrap_or_default();
+        let others = most.map(|stack| self.to.awaited(stack)).unwrap_or_default();
         let awaited = shown.first().map(|stack| self.to.awaited(stack.iter().copied()));
         let is_shared = awaited.is_some_and(|awaited| is_shared(&awaited));
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
-        let shown = Rc::new(ShownStacks { stacks, hidden, others, is_shared, is_short });
+        let shown = ShownStacks { stacks, hidden, others, elsewhere, is_shared, is_short };
+        let shown = Rc::new(shown);
         self.stacks.insert((id, kind), Rc::clone(&shown));
         shown
     }
@@ -278,8 +284,7 @@ impl Rebuilding<'_> {
         self.from.leaf_mark(mark).and_then(|id| self.location(id))
     }
 
-    /// A stack without this crate's wrappers, jumps to other modules, and innermost functions to be left out. If nothing
-    /// else is left, all may be of interest.
+    /// A stack without this crate's wrappers, jumps to other modules, and innermost helpers, unless nothing is left.
     fn without_helpers(&mut self, stack: &[LocationId], kind: SampleKind) -> Vec<LocationId> {
         // Whether each function is left out; code without a name and a note have one entry.
         let (mut is_innermost, mut is_code_left, mut left_out) = (true, false, Vec::new());
@@ -329,16 +334,16 @@ impl Rebuilding<'_> {
     fn stack_of(&mut self, id: StackId) -> (Vec<LocationId>, bool) {
         let from = self.from;
         let mut stack = Vec::new();
-        let other = from.leaf_mark(LeafMark::Other);
+        let others = [LeafMark::Other, LeafMark::Elsewhere].map(|mark| from.leaf_mark(mark));
         let (mut levels, mut is_short) = (0, false);
         for id in from.location_ids(id) {
-            if Some(id) == other {
+            if others.contains(&Some(id)) {
                 levels = 0;
             } else if levels >= MOST_LEVELS {
                 // Symbols of what is left out would cost time.
-                match other {
-                    Some(_) => continue,
-                    None => break,
+                match others {
+                    [None, None] => break,
+                    _ => continue,
                 }
             }
             let Some(location) = self.location(id) else { continue };
@@ -432,7 +437,8 @@ impl Rebuilding<'_> {
     }
 
     fn leaf(&mut self, id: LeafId, shown: &ShownStacks) -> LeafId {
-        let key = (id, shown.hidden, shown.is_shared, shown.others.clone());
+        let texts = [&shown.others, &shown.elsewhere].map(String::clone);
+        let key = (id, shown.hidden, shown.is_shared, texts);
         if let Some(known) = self.leaves.get(&key) {
             return *known;
         }
@@ -440,10 +446,20 @@ impl Rebuilding<'_> {
             Some(Leaf::Delayed { behind: Some(span) }) => {
                 Leaf::Delayed { behind: Some(self.span_name(span)) }
             }
-            // A connection, too, is woken in a span: that of the request which opened it.
-            Some(Leaf::AwaitingUntil { woke: true, .. }) if !shown.is_shared => Leaf::Awaiting,
-            Some(Leaf::AwaitingUntil { span, woke }) => {
-                Leaf::AwaitingUntil { span: self.span_name(span), woke: *woke }
+            Some(Leaf::AwaitingUntil { span, woke, .. }) => {
+                let at = Some(&shown.elsewhere).filter(|at| shown.is_shared && !at.is_empty());
+                // Who woke it may have done so in another span than that which left the thread.
+                let span = span.as_ref().filter(|_| *woke || at.is_none());
+                let span = span.map(|span| self.span_name(span));
+                match (at, span) {
+                    // A connection, too, is woken in a span: that of the request which opened it.
+                    (_, _) if *woke && !shown.is_shared => Leaf::Awaiting,
+                    (None, None) => Leaf::Awaiting,
+                    (at, span) => {
+                        let (woke, at) = (*woke || at.is_some(), at.cloned().unwrap_or_default());
+                        Leaf::AwaitingUntil { span, woke, at }
+                    }
+                }
             }
             Some(Leaf::AwaitingOneOf { count, .. }) => {
                 let hidden = u32::try_from(shown.hidden).unwrap_or(u32::MAX);
@@ -455,7 +471,7 @@ impl Rebuilding<'_> {
             Some(Leaf::BlockedBy(call, holder)) => {
                 let thread = self.span_name(&holder.thread);
                 let span = holder.span.as_ref().map(|span| self.span_name(span));
-                let holder = LockHolder { thread, span, at: shown.others.clone(), ..*holder };
+                let holder = LockHolder { thread, span, at: shown.elsewhere.clone(), ..*holder };
                 Leaf::BlockedBy(self.call(call), holder)
             }
             Some(Leaf::Blocked(call)) => Leaf::Blocked(self.call(call)),

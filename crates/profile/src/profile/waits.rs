@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::time::Duration;
 
 use super::awaits::{self, Awaits};
@@ -35,13 +34,11 @@ pub struct Waits {
 /// A function that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitSite {
-    /// Its name, without type parameters and closures: the innermost function outside the standard library, runtimes and
-    /// other dependencies.
+    /// Its name, without type parameters and closures: the innermost function of the program, or what comes next to that.
     pub function: String,
     /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
     pub location: String,
-    /// What it waited for: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`. The longest one, if there
-    /// are several.
+    /// What it waited for, mostly: `[futex 0x7f…]` with the address of the lock, `[sleep]`, `[read]`.
     pub call: String,
     /// The total duration.
     pub waited: Duration,
@@ -69,7 +66,7 @@ impl Profile {
         kind: SampleKind,
         is_wanted: impl Fn(&Sample) -> bool,
     ) -> Option<WaitSite> {
-        let mut sites: HashMap<_, HashMap<_, u64>> = HashMap::new();
+        let mut sites: BTreeMap<String, (u64, BTreeMap<[String; 3], u64>)> = BTreeMap::new();
         for sample in self.of_kind(kind).filter(|sample| is_wanted(sample)) {
             let frames = self.code_of(self.location_ids(sample.stack));
             let call = match kind {
@@ -77,22 +74,17 @@ impl Profile {
                 _ => self.blocked_in(sample).map(|call| format!("[{call}]")),
             };
             let (Some(call), own) = (call, wait_site(&frames)) else { continue };
+            let site = [self.name_of(&own), own.place(), call];
             // Each line that awaits does so for something else.
-            let await_site = (kind == SampleKind::Await)
-                .then(|| (self.name_of(&own), own.place(), call.clone()));
-            let of = if await_site.is_some() { ("", None) } else { (own.name, own.unnamed) };
-            let calls = sites.entry((of, await_site)).or_default();
-            *calls.entry((call, own)).or_default() += sample.total();
+            let of =
+                site.iter().take(if kind == SampleKind::Await { 3 } else { 1 }).cloned().collect();
+            let (waited, calls) = sites.entry(of).or_default();
+            *waited += sample.total();
+            *calls.entry(site).or_default() += sample.total();
         }
-        let longest =
-            sites.into_iter().max_by_key(|(of, calls)| (calls.values().sum::<u64>(), of.clone()));
-        let (_, calls) = longest?;
-        let waited = Duration::from_nanos(calls.values().sum());
-        let longest = calls
-            .into_iter()
-            .max_by(|(one, ns), (other, of_other)| (ns, one).cmp(&(of_other, other)));
-        let ((call, own), _) = longest?;
-        Some(WaitSite { function: self.name_of(&own), location: own.place(), call, waited })
+        let (waited, calls) = sites.into_values().max_by_key(|(waited, _)| *waited)?;
+        let ([function, location, call], _) = calls.into_iter().max_by_key(|(_, ns)| *ns)?;
+        Some(WaitSite { function, location, call, waited: Duration::from_nanos(waited) })
     }
 
     /// The share of the kept [`spans`](Self::spans)' on-CPU time that samples represent, 0 to 1; `None` without such time.
@@ -109,13 +101,12 @@ impl Profile {
 
     /// The innermost functions of the samples of one kind with their own weights, the largest first: nanoseconds, bytes
     /// or numbers. Functions inlined into one count as a part of it: `wrapping_mul` would not be informative. Code without
-    /// names is one entry for each file, and for each place in memory that is in no file: `shop+0x1a2b..0x1c00` has the
-    /// first and the last address.
+    /// names is one entry for each file, and for each place in memory that is in no file, with its first address.
     pub fn functions_by(&self, kind: SampleKind) -> Vec<(String, u64)> {
         let mut own: HashMap<Cow<'_, str>, u64> = HashMap::new();
-        let mut unnamed: BTreeMap<_, BTreeMap<u64, (LocationId, u64)>> = BTreeMap::new();
+        let mut unnamed: BTreeMap<_, (u64, LocationId, u64)> = BTreeMap::new();
         for sample in self.of_kind(kind) {
-            let weight: u64 = sample.points.iter().map(|point| point.weight).sum();
+            let weight = sample.total();
             let Some(leaf) = self.location_ids(sample.stack).next() else {
                 if let Some(frame) = self.leaf(sample.leaf).and_then(Leaf::frame) {
                     *own.entry(frame.into()).or_default() += weight;
@@ -124,34 +115,22 @@ impl Profile {
             };
             let Some(location) = self.location(leaf) else { continue };
             let function = location.lines.last().and_then(|line| self.function(line.function));
-            match function {
-                Some(function) => *own.entry((&*function.name).into()).or_default() += weight,
-                None => {
-                    let of_file = unnamed.entry(location.mapping).or_default();
-                    of_file.entry(location.address).or_insert((leaf, 0)).1 += weight;
-                }
+            if let Some(function) = function {
+                *own.entry((&*function.name).into()).or_default() += weight;
+                continue;
             }
+            let Location { mapping, address, .. } = *location;
+            let place = mapping.map_or(address / NEAR, |_| 0);
+            let (first, id, sum) = unnamed.entry((mapping, place)).or_insert((address, leaf, 0));
+            if address < *first {
+                (*first, *id) = (address, leaf);
+            }
+            *sum += weight;
         }
         let named = own.into_iter().map(|(name, weight)| (name.into_owned(), weight));
-        let unnamed = unnamed.iter().flat_map(|(mapping, code)| {
-            let mut groups: Vec<(LocationId, Range<u64>, u64)> = Vec::new();
-            for (address, (location, weight)) in code {
-                match groups.last_mut() {
-                    Some((_, range, sum)) if mapping.is_some() || address - range.end <= NEAR => {
-                        (range.end, *sum) = (*address, *sum + weight);
-                    }
-                    _ => groups.push((*location, *address..*address, *weight)),
-                }
-            }
-            groups
-        });
-        let unnamed = unnamed.filter_map(|(first, range, weight)| {
-            let mut name = self.module_offset(self.location(first)?);
-            if !range.is_empty() {
-                name = format!("{name}..{:#x}", range.end);
-            }
-            Some((name, weight))
-        });
+        let unnamed = unnamed
+            .into_values()
+            .filter_map(|(_, id, weight)| Some((self.module_offset(self.location(id)?), weight)));
         let mut own: Vec<_> = named.chain(unnamed).collect();
         own.sort_by(|(a, first), (b, second)| second.cmp(first).then(b.cmp(a)));
         own
@@ -262,10 +241,30 @@ impl Profile {
         if self.is_in_library(location) { CodeOrigin::Library } else { CodeOrigin::Foreign }
     }
 
+    /// The innermost function of the program that a stack shows in the task that an executor runs, or in a thread without
+    /// one, with its file and line; empty if there is none.
+    pub(super) fn own_place_in_task(&self, ids: impl Iterator<Item = LocationId>) -> String {
+        let is_executor = |frame: &SourceFunction<'_>| {
+            let is_in = |text: &str| EXECUTES.iter().any(|of| text.contains(of));
+            frame.origin != CodeOrigin::Own && (is_in(frame.file) || is_in(frame.name))
+        };
+        let frames = self.code_of(ids);
+        self.place_of_program(frames.split(is_executor).next().unwrap_or_default())
+    }
+
+    /// The innermost of these functions that is the program's own.
+    pub(super) fn place_of_program(&self, frames: &[SourceFunction<'_>]) -> String {
+        let own = frames.iter().find(|frame| frame.origin == CodeOrigin::Own);
+        own.map(|own| self.place_in_words(own)).unwrap_or_default()
+    }
+
     /// The innermost own function of a stack, with its file and line; empty if the stack is.
     pub(super) fn own_place(&self, ids: impl Iterator<Item = LocationId>) -> String {
         let frames = self.code_of(ids);
-        let Some(own) = frames.get(own_number(&frames)) else { return String::new() };
+        frames.get(own_number(&frames)).map(|own| self.place_in_words(own)).unwrap_or_default()
+    }
+
+    fn place_in_words(&self, own: &SourceFunction<'_>) -> String {
         let place = own.place();
         let place = if place.is_empty() { place } else { format!(" ({place})") };
         self.name_of(own) + &place
@@ -328,6 +327,9 @@ impl SourceFunction<'_> {
         place_of(self.file, self.line)
     }
 }
+
+/// In the names or the files of functions that run tasks, or that wake them for a socket or a timer.
+const EXECUTES: [&str; 5] = ["runtime", "executor", "async_task", "async-task", "block_on"];
 
 pub(super) const UNKNOWN: &str = "an unknown function";
 
@@ -696,12 +698,8 @@ mod tests {
         });
         let stack = profile.add_stack(vec![location]);
         profile.add_sample(SampleKind::OnCpu, stack, None, Point { weight: 4, ..point(1) });
-        let expected = [
-            ("0x7f0000000000..0x7f0000001000", 9),
-            ("0x7f0000100000", 8),
-            ("named", 4),
-            ("shop+0x1000..0xff1000", 3),
-        ];
+        let expected =
+            [("0x7f0000000000", 9), ("0x7f0000100000", 8), ("named", 4), ("shop+0x1000", 3)];
         let expected = expected.map(|(name, weight)| (name.to_owned(), weight));
         assert_eq!(profile.functions_by(SampleKind::OnCpu), expected);
     }

@@ -104,8 +104,7 @@ impl Redaction {
         Ok(self)
     }
 
-    /// Whether to keep paths complete, so that editors find the files on the machine that built them. The default is
-    /// false.
+    /// Whether to keep paths complete, so that editors find the files where they were built. The default is false.
     #[must_use]
     pub fn full_paths(self, full: bool) -> Self {
         Self { full_paths: Some(full), ..self }
@@ -200,8 +199,7 @@ fn replaced((pattern, with): &(Regex, String), name: &str) -> Option<String> {
     (new != name).then(|| new.into_owned())
 }
 
-/// Names may come from outside, such as those of spans for requests. In a log, none may end its line or change the
-/// direction of text.
+/// Names may come from outside. In a log, none may end its line or change the direction of text.
 fn legible(name: Cow<'_, str>) -> Cow<'_, str> {
     match name {
         Cow::Borrowed(name) => escaped(name),

@@ -35,21 +35,9 @@ pub(super) fn short_source(path: &str) -> Cow<'_, str> {
 /// Shortens the path of a mapped file. Files of the system keep their path; of others, only the name remains.
 pub(super) fn short_code(path: &str) -> Cow<'_, str> {
     // Not all of `/usr`: container images build programs in `/usr/src`.
-    const OF_SYSTEM: [&str; 12] = [
-        "/usr/lib/",
-        "/usr/lib64/",
-        "/usr/libexec/",
-        "/usr/bin/",
-        "/usr/sbin/",
-        "/usr/local/lib/",
-        "/usr/local/bin/",
-        "/lib/",
-        "/lib64/",
-        "/bin/",
-        "/sbin/",
-        "/nix/store/",
-    ];
-    let is_of_system = OF_SYSTEM.iter().any(|system| path.starts_with(system));
+    const OF_SYSTEM: &str = "/usr/lib/ /usr/lib64/ /usr/libexec/ /usr/bin/ /usr/sbin/ /usr/local/lib/ /usr/local/bin/ \
+        /lib/ /lib64/ /bin/ /sbin/ /nix/store/";
+    let is_of_system = OF_SYSTEM.split(' ').any(|system| path.starts_with(system));
     match path.rsplit_once('/') {
         Some((_, name)) if path.starts_with('/') && !is_of_system => Cow::Borrowed(name),
         _ => Cow::Borrowed(path),

@@ -288,8 +288,7 @@ pub(crate) fn try_cpu_ns_of(tid: u32) -> Result<u64, WhyRefused> {
     super::clock::read_cpu(cpu_clock_of(tid))
 }
 
-/// The id of a thread's CPU clock, as `pthread_getcpuclockid` computes it. That function would need a `pthread_t` that
-/// is known to be alive.
+/// The id of a thread's CPU clock. `pthread_getcpuclockid` would need a `pthread_t` that is known to be alive.
 pub(super) fn cpu_clock_of(tid: u32) -> i32 {
     const OF_A_THREAD: i32 = 4;
     const SCHEDULER_TIME: i32 = 2;

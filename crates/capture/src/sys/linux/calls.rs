@@ -36,8 +36,7 @@ pub fn read_filters() {
     if !may_have_filters() {
         return;
     }
-    // The file of this thread, since that of the process describes its first thread. Without `/proc`, as in a sandbox,
-    // a probe does no harm.
+    // The file of this thread: that of the process is of its first one. Without `/proc`, as in a sandbox, a probe is harmless.
     let filters = match std::fs::read_to_string("/proc/thread-self/status") {
         Ok(status) => filters_of(&status).inspect(|_| MODE.store(FILTERED, Ordering::Relaxed)),
         Err(error) => match error.kind() {
@@ -114,8 +113,7 @@ fn probe() {
 
 /// The progress of a child that has not made any of the calls.
 const BEGINNING: usize = u32::MAX as usize;
-/// How long a child may take. It makes some ten system calls, but may never end if a supervisor stops it or a signal
-/// handler of the program runs in it.
+/// How long a child may take. It makes ten system calls, but may never end if a supervisor stops it.
 const MAX_TIME: Duration = Duration::from_secs(1);
 /// How often its end is polled at least, as the machine may have stood still in that time; and how long that may take.
 const MIN_POLLS: u32 = 1_000;

@@ -33,8 +33,7 @@ impl TickSource {
     }
 }
 
-/// The counter, if the kernel uses it as its clock source. The kernel then verifies that it is constant, does not stop,
-/// and is synchronized between CPUs.
+/// The counter, if the kernel uses it as its clock source: it is then constant, and synchronized between CPUs.
 pub(crate) fn tick_source() -> TickSource {
     const CURRENT: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let trusted = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
@@ -45,8 +44,7 @@ pub(crate) fn tick_source() -> TickSource {
     }
 }
 
-/// Whether another function is in the place of the C library's `clock_gettime`, with another time: libfaketime does that,
-/// and some tests.
+/// Whether another function is in the place of the C library's `clock_gettime`, as that of libfaketime.
 fn is_replaced() -> bool {
     let before = read_by_call(libc::CLOCK_MONOTONIC_RAW);
     let found = read(libc::CLOCK_MONOTONIC_RAW);

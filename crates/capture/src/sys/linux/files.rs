@@ -50,8 +50,7 @@ fn open_with(path: &Path, more: OFlags) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-/// Opens the regular file at that path for reading, if there is one. Does not follow links, and does not block on FIFOs
-/// or devices.
+/// Opens the regular file at that path for reading, if there is one. Follows no links, and blocks on no FIFO or device.
 pub fn open_regular(path: &Path) -> io::Result<Option<File>> {
     match open_with(path, OFlags::NOFOLLOW) {
         Ok(file) => Ok(file.metadata()?.is_file().then_some(file)),

@@ -99,8 +99,7 @@ pub fn log_between_forks(log: impl FnOnce()) {
     log();
 }
 
-/// Waits for threads that log. The forking thread may hold what they wait for, so the wait ends after a timeout; the
-/// fork then proceeds without this protection.
+/// Waits for threads that log, until a timeout: the forking thread may hold what they wait for.
 fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
     if LOGS.get() || HAS_TIMED_OUT.load(Ordering::Relaxed) {
         return None;

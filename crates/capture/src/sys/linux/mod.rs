@@ -23,8 +23,7 @@ mod texts;
 mod thread;
 mod timer;
 
-/// Whether a text parses as a blocked thread's `/proc/self/task/TID/syscall`, and as a `/proc/thread-self/status` with
-/// seccomp filters.
+/// Whether a text parses as a blocked thread's `syscall`, and as a `status` with seccomp filters, both in `/proc`.
 #[cfg(fuzzing)]
 pub(crate) fn read_proc_texts(text: &str) -> (bool, bool) {
     (blocked::parse(text).is_some(), calls::filters_of(text).is_some())

@@ -31,8 +31,7 @@ pub(crate) fn module_loads() -> ModuleLoads {
     loads
 }
 
-/// An address in the C library, or in what the program has put before it: in a library that was loaded when the program
-/// started.
+/// An address in the C library, or in a library that the program has put before it when it started.
 pub(crate) fn address_in_libc() -> u64 {
     libc::dl_iterate_phdr as *const () as u64
 }
@@ -204,8 +203,7 @@ pub fn read_own_memory(addresses: Range<u64>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Copies pieces of this process's memory to `into`, until the first that is not mapped. The kernel copies each piece
-/// completely or not at all.
+/// Copies pieces of this process's memory to `into`, until the first that is not mapped, each completely or not at all.
 pub(super) fn read_by_system_call(from: &[libc::iovec], into: &mut [u8]) -> io::Result<usize> {
     if !may(FilteredSyscall::ProcessVmReadv) {
         return Err(io::ErrorKind::PermissionDenied.into());

@@ -79,8 +79,7 @@ impl Drop for KernelFile {
     }
 }
 
-/// Whether the number of a file that was just opened shows that the process has most of the files open that it may
-/// open. The rest are for the program.
+/// Whether the number of a file that was just opened shows that most may be open. The rest are for the program.
 pub(super) fn is_scarce(file: BorrowedFd<'_>) -> bool {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     u64::from(file.as_raw_fd().unsigned_abs()) >= most / 4 * 3

@@ -20,8 +20,7 @@ pub(super) fn map_zeros(
 
 pub(super) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Maps zeroed memory for copies of stacks, of which the system provides a page when it is first used. `None` if there is
-/// no address space.
+/// Maps zeroed memory for copies of stacks, which is provided when it is used. `None` if there is no address space.
 #[cfg(not(miri))]
 pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
     let start = map_zeros(ptr::null_mut(), bytes, READ_WRITE).ok()?;

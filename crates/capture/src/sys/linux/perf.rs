@@ -110,8 +110,7 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, 
     PerfRing::map(open(&mut attr, tid, None)?, ring_bytes)
 }
 
-/// Samples the user registers of the calling thread each time it is switched out. Needs privileges. Tests compare
-/// these registers with the inferred ones.
+/// Samples the user registers of the calling thread when it is switched out, with privileges. For tests of inferred ones.
 #[cfg(test)]
 pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
@@ -205,8 +204,7 @@ impl PerfRing {
         _ = self.event.lock().as_ref().map(PerfEvent::disable);
     }
 
-    /// Closes the event and releases the ring's memory permanently. Its thread may continue to read the position, which
-    /// stays at its last value.
+    /// Closes the event and releases the ring's memory. Its thread may go on reading the position, which stays.
     pub(crate) fn retire(&self) {
         // A forked child may hold the event too, and closing it here does not stop it then.
         self.pause();

@@ -136,8 +136,7 @@ impl RingMemory {
         self.tail_word().store(position, Ordering::Release);
     }
 
-    /// Copies the bytes from `position` on. They are valid only if `position` lies between tail and head; otherwise
-    /// they are arbitrary.
+    /// Copies the bytes from `position` on. They are valid only if that lies between tail and head, or else arbitrary.
     pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
         let mut position = position as usize;
         let mut rest = out;
@@ -164,8 +163,7 @@ impl RingMemory {
         }
     }
 
-    /// Replaces a perf mapping, whose event is closed, by zeros, and keeps its head: threads that read it continue to
-    /// get the last position.
+    /// Replaces a perf mapping, whose event is closed, by zeros, and keeps its head, which threads continue to read.
     pub(super) fn replace_by_zeros(&self) {
         let length = self.page_size + self.data_size;
         // The new memory is mapped first and then moved: without overcommit, `MAP_FIXED` could unmap the old memory and
@@ -214,8 +212,7 @@ impl RingMemory {
         }
     }
 
-    /// Releases the memory of the records. A handler that is running right now still finds mapped memory, and an
-    /// unchanged first page.
+    /// Releases the memory of the records. A handler that runs right now still finds memory, and the same first page.
     pub(super) fn discard_records(&self) {
         let data = self.base.as_ptr().wrapping_add(self.page_size);
         // The kernel refuses this for memory that the program has locked, which then stays.

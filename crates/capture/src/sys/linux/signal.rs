@@ -171,11 +171,9 @@ fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     // SAFETY: writes fields of a local structure; all zeros is a valid rest (an empty mask).
     unsafe {
         (*action_pointer).sa_sigaction = handler as usize;
-        // On the alternate stack if the thread has one, as Rust's threads do: the handler must not cause the overflow
-        // of a deep stack.
+        // On the alternate stack if the thread has one, as Rust's have: the handler must not overflow a deep stack.
         (*action_pointer).sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-        // No other handler may interrupt this one, since alternate stacks are small, except for those of faults, which
-        // cannot be delayed.
+        // No other handler may interrupt this one, since alternate stacks are small, except for those of faults.
         (*action_pointer).sa_mask = all_but_faults();
     }
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
@@ -194,8 +192,7 @@ fn install(signal: c_int, handler: Handler) -> Result<bool, WhyRefused> {
     Ok(was_free)
 }
 
-/// Unblocks `signal` on the calling thread. Programs that wait for signals in one place block all of them on each
-/// thread, but none waits for this one.
+/// Unblocks `signal` on the calling thread: programs that wait for signals block all of them on each thread.
 pub(super) fn unblock(signal: c_int) {
     set_mask(libc::SIG_UNBLOCK, signal);
 }
@@ -239,8 +236,7 @@ fn all_but_faults() -> libc::sigset_t {
     }
 }
 
-/// Signals that a thread's own instructions raise. If they were blocked, they would kill the process without calling
-/// the program's handler.
+/// Signals that a thread's own instructions raise. Blocked, they would kill the process without its handler.
 const FAULTS: [c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::timer::{TAG, handle};
 
-/// The bytes of stack that the handler needs, without the kernel's frame: below 500 in a release build, and some 1,300
-/// without optimization.
+/// The bytes of stack that the handler needs, without the kernel's frame: some 500, and 1,300 without optimization.
 const ROOM: usize = 2048;
 
 /// What the standard library gives its threads where the kernel's frame needs no more. Where it does, as on processors

@@ -42,7 +42,7 @@ impl WakerObserver for Seen {
         self.dropped.store(tag, Ordering::Relaxed);
     }
 
-    fn on_wake(&self, tag: usize) {
+    fn on_wake(&self, tag: usize, _: impl FnOnce() -> Option<LiveStack>) {
         self.wakes.fetch_add(1, Ordering::Relaxed);
         self.woken.store(tag, Ordering::Relaxed);
     }

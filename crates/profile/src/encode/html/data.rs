@@ -20,8 +20,7 @@ use crate::profile::{
 /// The version of the format, which the script checks.
 const VERSION: u32 = 2;
 
-/// Everything that a report shows beside its tables. Times are integers in nanoseconds from the profile's start; -1 is
-/// unknown.
+/// Everything that a report shows beside its tables. Times are in nanoseconds from the profile's start; -1 is unknown.
 fn about(profile: &Profile, context: &HtmlContext) -> Json {
     let rule = profile.spans.first().and_then(|span| span.rule.as_deref());
     let attributes = profile.attributes.iter().map(|of| json!([of.key, shown(&of.value)]));
@@ -255,7 +254,10 @@ impl<'a> ReportTables<'a> {
 
     fn add_leaf(&mut self, leaf: &'a Leaf) -> i64 {
         let (kind, text) = match leaf {
-            Leaf::BlockedBy(..) | Leaf::AwaitingOneOf { .. } | Leaf::AwaitingUntil { .. } => {
+            Leaf::BlockedBy(..)
+            | Leaf::AwaitingOneOf { .. }
+            | Leaf::AwaitingUntil { .. }
+            | Leaf::AwaitingWhileEntered(_) => {
                 let is_wait = matches!(leaf, Leaf::BlockedBy(..));
                 let (kind, before) = if is_wait { (1, "[") } else { (2, "[await, ") };
                 let text = leaf.to_string();
