@@ -254,7 +254,7 @@ fn measure(load: &Load) {
         }
     }
     let number = |kind| kinds.iter().position(|known| *known == kind).expect("it is in the list");
-    let mut of_kinds: Vec<OfKind> = kinds.iter().map(|_| OfKind::default()).collect();
+    let mut of_kinds: Vec<KindSamples> = kinds.iter().map(|_| KindSamples::default()).collect();
     // The logarithms of the ratios, one per turn.
     let mut log_ratios = vec![Vec::new(); load.compared.len()];
     for turn in 0_usize.. {
@@ -290,7 +290,7 @@ fn measure(load: &Load) {
     if load.name == REFERENCES {
         // Of the layer's threads, in and between the measured times.
         let [with, without] = ["defaults", "no_references"].map(|kind| &of_kinds[number(kind)]);
-        let own = |of_kind: &OfKind| median(&of_kind.own_ms_a_second);
+        let own = |of_kind: &KindSamples| median(&of_kind.own_ms_a_second);
         let per_s = with.references_per_s();
         if per_s > 0.0 {
             figure("reference.own_threads", (own(with) - own(without)) / per_s, "ms");
@@ -304,7 +304,7 @@ fn measure(load: &Load) {
 
 /// Starts a process of each kind and measures them in rounds. New processes each time, since memory layout makes two
 /// processes of one kind differ.
-fn take_turn(load: &Load, kinds: &[&str], of_kinds: &mut [OfKind]) -> Vec<Vec<f64>> {
+fn take_turn(load: &Load, kinds: &[&str], of_kinds: &mut [KindSamples]) -> Vec<Vec<f64>> {
     let start = |kind: &&str| {
         let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
         command.args(["--child", "service", *kind, &load.connection_s.to_string()]);
@@ -340,7 +340,7 @@ fn take_turn(load: &Load, kinds: &[&str], of_kinds: &mut [OfKind]) -> Vec<Vec<f6
 
 /// The results of one kind, of all processes.
 #[derive(Default)]
-struct OfKind {
+struct KindSamples {
     /// CPU time per request in each round.
     us: Vec<f64>,
     resident_mib: Vec<f64>,
@@ -351,7 +351,7 @@ struct OfKind {
     loaded_s: f64,
 }
 
-impl OfKind {
+impl KindSamples {
     /// References per second under load.
     fn references_per_s(&self) -> f64 {
         self.stats.get("references.added").map_or(0.0, |count| *count as f64 / self.loaded_s)

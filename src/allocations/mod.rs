@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::inbox::{Branch, CopiedSample, HeapUse, Inbox, InboxCounters, KindWeight, LeafStacks};
 use crate::layers::Layers;
 use crate::profile::SampleKind;
-use crate::span::{InnermostSpan, Spans, find_aging_span, is_ignored};
+use crate::span::{InnermostSpan, Spans, find_sampled_span, is_ignored};
 use crate::stats::Counters;
 use crate::sys::{self, SampledAllocation, Waker};
 
@@ -62,9 +62,9 @@ fn take(allocation: &SampledAllocation) -> Option<f64> {
     if is_ignored() {
         return None;
     }
-    let of_span = find_aging_span(|span, old_at| {
+    let of_span = find_sampled_span(|span, samples_from| {
         let layer = LAYERS.get(span.layer)?;
-        layer.is_of_use(&span, old_at).then_some((layer, span))
+        layer.is_of_use(&span, samples_from).then_some((layer, span))
     });
     let heap = match HEAP_LAYER.load(Ordering::Relaxed) {
         0 => None,
@@ -178,7 +178,7 @@ impl LayerAllocations {
         HEAP_LAYER.load(Ordering::SeqCst) == self.spans.layer()
     }
 
-    fn is_of_use(&self, span: &InnermostSpan, old_at: u64) -> bool {
+    fn is_of_use(&self, span: &InnermostSpan, samples_from: u64) -> bool {
         if self.settings.sample_bytes == 0 || !self.is_active() {
             return false;
         }
@@ -187,7 +187,7 @@ impl LayerAllocations {
             Counters::add(&self.inbox.all_counters.allocations.dropped_table_busy, 1);
             return false;
         }
-        self.spans.samples_allocations(span, old_at)
+        self.spans.samples_allocations(span, samples_from)
     }
 
     /// How far the collector is behind, from 0 to 1.

@@ -8,7 +8,7 @@ use super::idle::Idle;
 use super::record::{CARRIER, FutureRecord, VTABLE};
 use super::shared::{LayerAwaits, activity};
 use crate::span::{
-    HandedOver, ObservedPoll, RunningFirst, innermost_span, is_ignored, is_in_span, spans_created,
+    ObservedPoll, PollingFirst, SpawnedAt, innermost_span, is_ignored, is_in_span, spans_created,
     take_first_entered,
 };
 use crate::sys::{SuspendCounting, TaskWaker};
@@ -24,7 +24,7 @@ pub(super) struct Observed {
     next_unobserved: u8,
     idle: Idle,
     /// Until the first poll.
-    handed_over: Option<HandedOver>,
+    handed_over: Option<SpawnedAt>,
     /// While the future is dropped. The spans in it are entered once more then, and their idle time is explained.
     dropping: Option<ObservedPoll>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Observed {
 const MOST_UNOBSERVED: u8 = 63;
 
 /// What was handed over begins to run, if it waited for long.
-pub(super) fn begin_to_run(handed_over: HandedOver) -> Option<RunningFirst> {
+pub(super) fn begin_to_run(handed_over: SpawnedAt) -> Option<PollingFirst> {
     let running = handed_over.begin(is_in_span)?;
     if let Some(entered) = take_first_entered()
         && let Some(awaits) = LayerAwaits::of_layer(entered.span.layer)
@@ -47,7 +47,7 @@ impl Observed {
     /// For a future that is about to be handed over to an executor.
     pub(super) fn new() -> Self {
         let handed_over =
-            activity().0.then(|| HandedOver::now(innermost_span().map(|span| span.key)));
+            activity().0.then(|| SpawnedAt::now(innermost_span().map(|span| span.key)));
         Self { handed_over, ..Self::default() }
     }
 

@@ -4,7 +4,7 @@ use tracing::Span;
 
 use super::observed::begin_to_run;
 use super::shared::activity;
-use crate::span::{HandedOver, innermost_span};
+use crate::span::{SpawnedAt, innermost_span};
 
 /// A closure that runs `run` in `span`. How long it waited for a thread until then is a scheduling delay of the span, from
 /// 10 ms on.
@@ -21,7 +21,7 @@ use crate::span::{HandedOver, innermost_span};
 ///
 /// Without the delay, `move || span.in_scope(run)` does the same.
 pub fn queued<R>(span: Span, run: impl FnOnce() -> R) -> impl FnOnce() -> R {
-    let handed_over = activity().0.then(|| HandedOver::now(innermost_span().map(|span| span.key)));
+    let handed_over = activity().0.then(|| SpawnedAt::now(innermost_span().map(|span| span.key)));
     move || {
         let _running = handed_over.filter(|_| activity().0).and_then(begin_to_run);
         span.in_scope(run)

@@ -613,14 +613,14 @@ mod tests {
             ]));
             for _ in 0..2 {
                 let callsite = callsites.find(slow).unwrap();
-                assert_eq!(callsite.plan.suspect_after, 9);
+                assert_eq!(callsite.plan.judge_after, 9);
                 assert_eq!(
                     (callsite.metadata.target(), callsite.rule.keep.to_string().as_str()),
                     ("slow", "9ns")
                 );
                 let number = callsite.plan.number;
                 assert_eq!(callsites.get(number).unwrap().plan.number, number);
-                assert_eq!(callsites.find(fast).unwrap().plan.suspect_after, 3);
+                assert_eq!(callsites.find(fast).unwrap().plan.judge_after, 3);
                 assert!(callsites.find(off).is_none());
                 assert!(callsites.find(none).is_none());
             }
@@ -652,11 +652,11 @@ mod tests {
             let callsites = callsites(Rules::new(rules));
             let seen = |metadata| {
                 let callsite = callsites.find(metadata)?;
-                Some((callsite.plan.suspect_after, callsite.rule.id))
+                Some((callsite.plan.judge_after, callsite.rule.id))
             };
             assert_eq!(seen(named), Some((50, of_target)));
-            let (suspect_after, rule) = seen(plain).unwrap();
-            assert_eq!(suspect_after, 7);
+            let (judge_after, rule) = seen(plain).unwrap();
+            assert_eq!(judge_after, 7);
             assert!(![for_all, of_target].contains(&rule), "the attribute is a rule of its own");
             assert_eq!(seen(says_nothing), Some((100, for_all)));
             assert_eq!(seen(off), None);
@@ -730,21 +730,21 @@ mod tests {
             let open = callsites.find(spans[0]).unwrap().plan.number;
             let numbers = || spans.map(|span| callsites.find(span).unwrap().plan.number);
             let first = numbers();
-            let suspect_after = |set: u64| (1 + set) - (1 + set) / 1024;
+            let judge_after = |set: u64| (1 + set) - (1 + set) / 1024;
             let mut last = 0;
             for set in 1.. {
                 if callsites.replace(rules(set)).is_err() {
                     break;
                 }
                 for callsite in spans.map(|span| callsites.find(span).unwrap()) {
-                    assert_eq!(callsite.plan.suspect_after, suspect_after(set));
+                    assert_eq!(callsite.plan.judge_after, judge_after(set));
                 }
                 last = set;
             }
             assert!((100..10_000).contains(&last), "{last}");
             assert_eq!(callsites.counters.rules.refused.load(Ordering::Relaxed), 1);
-            let in_force = callsites.find(spans[2]).unwrap().plan.suspect_after;
-            assert_eq!(in_force, suspect_after(last));
+            let in_force = callsites.find(spans[2]).unwrap().plan.judge_after;
+            assert_eq!(in_force, judge_after(last));
             let compiled = callsites.known.lock().compiled.plans;
             for set in [Rules::new([]), rules(last), rules(0), rules(1)] {
                 callsites.replace(set).unwrap();
@@ -753,10 +753,10 @@ mod tests {
             assert_eq!(callsites.known.lock().compiled.plans, compiled);
             // The plans of an open span are there, and those that its values may select.
             let site = callsites.get(open).unwrap();
-            assert_eq!((site.metadata.name(), site.plan.suspect_after), ("a", 1));
+            assert_eq!((site.metadata.name(), site.plan.judge_after), ("a", 1));
             let tenant = spans[0].fields().field("tenant").unwrap();
             let chosen = callsites.choose(site, |visit| visit.record_u64(&tenant, 7)).unwrap();
-            assert_eq!(chosen.0.plan.suspect_after, 9);
+            assert_eq!(chosen.0.plan.judge_after, 9);
             assert_eq!(callsites.least_limit(), Some(Duration::from_secs(1)));
             callsites.replace(rules(0)).unwrap();
             assert_eq!(numbers(), first);
@@ -775,13 +775,13 @@ mod tests {
                 Rule::for_all(nanos(7)),
             ]));
             let base = callsites.find(span).unwrap();
-            assert_eq!((base.plan.suspect_after, base.plan.flags & HAS_FIELDS), (8, HAS_FIELDS));
+            assert_eq!((base.plan.judge_after, base.plan.flags & HAS_FIELDS), (8, HAS_FIELDS));
             let tenant = span.fields().field("tenant").unwrap();
             let chosen = callsites.choose(base, |visit| visit.record_u64(&tenant, 1)).unwrap();
-            assert_eq!(chosen.0.plan.suspect_after, 9);
+            assert_eq!(chosen.0.plan.judge_after, 9);
             assert!(std::ptr::eq(callsites.choose(base, |_| {}).unwrap().0, base));
             let plain = &callsites.find(without).unwrap().plan;
-            assert_eq!((plain.suspect_after, plain.flags & HAS_FIELDS), (7, 0));
+            assert_eq!((plain.judge_after, plain.flags & HAS_FIELDS), (7, 0));
         });
     }
 }

@@ -81,10 +81,10 @@ impl FieldRules {
         record(&mut matcher);
         let ValueMatcher { bits, seen, .. } = matcher;
         let number = self.number(bits).or_else(|| {
-            let may_match = |(wanted, number): &(u64, Option<u64>)| {
+            let must_be_judged = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
             };
-            self.rules.iter().any(may_match).then_some(self.waiting)
+            self.rules.iter().any(must_be_judged).then_some(self.waiting)
         })?;
         Some(Choice { number, bits })
     }

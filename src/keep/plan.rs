@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::{Condition, Keep, Threshold};
 use crate::facts::Measure;
 use crate::span::{
-    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, JUDGES_USAGE, KEEP_ON_ERROR, ONE_IN, Plan,
-    SUSPECT, WATCHED,
+    ALWAYS_JUDGED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, JUDGES_USAGE, KEEP_ON_ERROR,
+    ONE_IN, Plan, WATCHED,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct PlanSettings {
 pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
     let in_ticks = |duration| in_ticks(duration, settings.ticks_a_second);
     let sampling_delay = settings.sampling_delay.unwrap_or_else(|| keep.sampling_delay());
-    let suspect_after = keep.shortest().map_or(u64::MAX, |shortest| {
+    let judge_after = keep.shortest().map_or(u64::MAX, |shortest| {
         let ticks = in_ticks(shortest);
         // The clock's rate is known better and better. A span that may be over the limit by a later estimate must be judged.
         ticks - ticks / 1024
@@ -42,15 +42,15 @@ pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
     let flags = keep.conditions().map(|condition| match condition {
         Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
         // Every span is judged when it closes, however short it was.
-        Condition::Always | Condition::Percentile { .. } => SUSPECT,
+        Condition::Always | Condition::Percentile { .. } => ALWAYS_JUDGED,
         Condition::OneIn(_) => ONE_IN,
         Condition::Above(Measure::SubtreeOnCpu, _) => JUDGES_CPU | JUDGES_SUBTREE,
         Condition::Above(Measure::OnCpu | Measure::OffCpu, _) => JUDGES_CPU,
         Condition::Above(Measure::Runnable, _) => JUDGES_CPU | JUDGES_USAGE,
-        Condition::Above(it, _) if it.row().is_counted => JUDGES_CPU | JUDGES_USAGE | SUSPECT,
+        Condition::Above(it, _) if it.row().is_counted => JUDGES_CPU | JUDGES_USAGE | ALWAYS_JUDGED,
         Condition::Above(Measure::Allocated | Measure::Allocations, _) => JUDGES_ALLOCATIONS,
         // Its close must be observed, so that the layer knows when no such span is left.
-        Condition::Open(_) => WATCHED | SUSPECT,
+        Condition::Open(_) => WATCHED | ALWAYS_JUDGED,
         _ => 0,
     });
     let flags = flags.fold(0, |all, flags| all | flags);
@@ -66,11 +66,11 @@ pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
     Plan {
         number: 0,
         flags,
-        suspect_after,
+        judge_after,
         sampling_delay: in_ticks(sampling_delay),
         long_after: in_ticks(settings.long_after.unwrap_or(long_after)),
-        suspect_bytes: least(Measure::Allocated),
-        suspect_allocations: least(Measure::Allocations),
+        judge_above_bytes: least(Measure::Allocated),
+        judge_above_allocations: least(Measure::Allocations),
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
         let keep = Keep::slower_than(Duration::from_secs(1)).or(above(Measure::Allocated, 70));
         let limits = |keep: &Keep| {
             let plan = plan(keep, Duration::ZERO);
-            (plan.suspect_bytes, plan.suspect_allocations)
+            (plan.judge_above_bytes, plan.judge_above_allocations)
         };
         assert_eq!(limits(&keep), (70, u64::MAX));
         assert_eq!(limits(&keep.or(above(Measure::Allocations, 5))), (70, 5));
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn suspicion_begins_a_little_before_the_threshold() {
         let keep = Keep::slower_than(Duration::from_millis(250));
-        let after = plan(&keep, Duration::ZERO).suspect_after;
+        let after = plan(&keep, Duration::ZERO).judge_after;
         assert!(after < 250_000_000 && after > 249_000_000);
     }
 }

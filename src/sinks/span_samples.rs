@@ -143,7 +143,7 @@ pub(crate) struct SpanSamples {
     pub(crate) ids: Option<TraceIds>,
     /// When it closed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) closed_ns: Option<u64>,
-    pub(crate) kinds: HashMap<SampleKind, OfKind>,
+    pub(crate) kinds: HashMap<SampleKind, KindSamples>,
     /// What is counted of the spans inside it, if any is.
     pub(crate) children: Option<Box<Ledger>>,
     /// What its profile lacks, apart from what its samples and their stacks show.
@@ -168,7 +168,7 @@ pub(crate) enum PendingState {
 
 /// The samples of a span that are of one kind.
 #[derive(Debug, Default)]
-pub(crate) struct OfKind {
+pub(crate) struct KindSamples {
     pub(crate) samples: Vec<StoredSample>,
     pub(crate) downsampling: Downsampling,
     /// How many were merged into others.
@@ -193,7 +193,7 @@ impl std::ops::AddAssign for Lost {
 
 /// The approximate memory of a span without its samples, and of a kind of samples without them.
 pub(crate) const BYTES_A_SPAN: usize = size_of::<SpanSamples>() + 64;
-const BYTES_A_KIND: usize = 4 * size_of::<OfKind>();
+const BYTES_A_KIND: usize = 4 * size_of::<KindSamples>();
 
 impl SpanSamples {
     pub(crate) fn new(round: u64) -> Self {
@@ -201,10 +201,10 @@ impl SpanSamples {
     }
 
     /// The samples of a kind. Adds the memory of what is new to `bytes`.
-    pub(crate) fn of_kind(&mut self, kind: SampleKind, bytes: &mut usize) -> &mut OfKind {
+    pub(crate) fn of_kind(&mut self, kind: SampleKind, bytes: &mut usize) -> &mut KindSamples {
         self.kinds.entry(kind).or_insert_with(|| {
             *bytes += BYTES_A_KIND;
-            OfKind::default()
+            KindSamples::default()
         })
     }
 
@@ -233,12 +233,13 @@ impl SpanSamples {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        let is_empty = |of_kind: &OfKind| of_kind.samples.is_empty() && of_kind.lost.count == 0;
+        let is_empty =
+            |of_kind: &KindSamples| of_kind.samples.is_empty() && of_kind.lost.count == 0;
         self.losses.ring_full == 0 && self.kinds.values().all(is_empty)
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let bytes = |of_kind: &OfKind| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
+        let bytes = |of_kind: &KindSamples| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
         let children = self.children.as_ref().map_or(0, |children| children.bytes());
         BYTES_A_SPAN + children + self.kinds.values().map(bytes).sum::<usize>()
     }
@@ -250,7 +251,7 @@ impl SpanSamples {
     }
 }
 
-impl OfKind {
+impl KindSamples {
     /// Only the weight of these samples stays, if a profile shows it: awaits are idle time in any case.
     pub(crate) fn lose(&mut self, kind: SampleKind, lost: Lost) {
         if !matches!(kind, SampleKind::Await | SampleKind::Delay) {

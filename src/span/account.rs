@@ -67,9 +67,11 @@ pub(crate) fn with_segment(
     }
     // The times of the thread can be those of other spans on its stack.
     let known_ns = ran_ns.saturating_add(waited_ns);
-    let Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
-        true => Certain::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
-        false => Certain { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) },
+    let LowerBounds { on_ns: ran_ns, off_ns: waited_ns, sampled_ns } = match known_ns > segment_ns {
+        true => LowerBounds::of_part(segment_ns, known_ns, ran_ns, sampled_ns),
+        false => {
+            LowerBounds { on_ns: ran_ns, off_ns: waited_ns, sampled_ns: sampled_ns.min(ran_ns) }
+        }
     };
     let unsure_ns = segment_ns - ran_ns - waited_ns;
     let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
@@ -87,14 +89,14 @@ pub(crate) fn with_segment(
 
 /// The parts of a time in which a thread certainly ran and certainly did not run. The rest is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Certain {
+pub(crate) struct LowerBounds {
     pub(crate) on_ns: u64,
     pub(crate) off_ns: u64,
     /// The part of `on_ns` in which it certainly was sampled.
     pub(crate) sampled_ns: u64,
 }
 
-impl Certain {
+impl LowerBounds {
     /// The certain times of a part of `part_ns` of an interval of `interval_ns`. The thread ran for `cpu_ns` of the
     /// interval, and was sampled for the last `sampled_ns` of its CPU time.
     pub(crate) fn of_part(part_ns: u64, interval_ns: u64, cpu_ns: u64, sampled_ns: u64) -> Self {
@@ -121,7 +123,7 @@ pub(crate) struct InsideTime {
 
 impl InsideTime {
     /// Of a segment that took `segment_ns`.
-    pub(crate) fn of(segment_ns: u64, sure: Certain) -> Self {
+    pub(crate) fn of(segment_ns: u64, sure: LowerBounds) -> Self {
         let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
         // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
         let unsure_ns = segment_ns.saturating_sub(sure_ns).max(1);
@@ -156,7 +158,7 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Adds the times of a thread that is in the span. The span therefore cannot close concurrently.
-    pub(crate) fn add(&self, key: SpanKey, sure: Certain) {
+    pub(crate) fn add(&self, key: SpanKey, sure: LowerBounds) {
         self.sure_on_ns.add(key, sure.on_ns);
         self.sure_off_ns.add(key, sure.off_ns);
         self.sure_sampled_ns.add(key, sure.sampled_ns);
@@ -175,7 +177,7 @@ impl Counts {
     }
 
     /// Adds the times of a thread that has left the span. The span may be closed, and its slot reused.
-    pub(crate) fn add_late(&self, key: SpanKey, sure: Certain) {
+    pub(crate) fn add_late(&self, key: SpanKey, sure: LowerBounds) {
         self.sure_on_ns.add_late(key, sure.on_ns);
         self.sure_off_ns.add_late(key, sure.off_ns);
         self.sure_sampled_ns.add_late(key, sure.sampled_ns);
@@ -390,12 +392,13 @@ mod tests {
     }
 
     fn sure_parts(part_ns: u64, interval_ns: u64, cpu_ns: u64) -> (u64, u64) {
-        let Certain { on_ns, off_ns, .. } = Certain::of_part(part_ns, interval_ns, cpu_ns, 0);
+        let LowerBounds { on_ns, off_ns, .. } =
+            LowerBounds::of_part(part_ns, interval_ns, cpu_ns, 0);
         (on_ns, off_ns)
     }
 
-    fn sure(on_ns: u64, off_ns: u64) -> Certain {
-        Certain { on_ns, off_ns, sampled_ns: 0 }
+    fn sure(on_ns: u64, off_ns: u64) -> LowerBounds {
+        LowerBounds { on_ns, off_ns, sampled_ns: 0 }
     }
 
     #[test]
@@ -439,7 +442,7 @@ mod tests {
     #[test]
     fn the_sampled_part_has_a_lower_bound() {
         let sampled =
-            |part_ns, sampled_ns| Certain::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
+            |part_ns, sampled_ns| LowerBounds::of_part(part_ns, 100, 100, sampled_ns).sampled_ns;
         assert_eq!([sampled(100, 100), sampled(100, 40), sampled(100, 0)], [100, 40, 0]);
         // The sampled time can be the first 30 of the 100.
         assert_eq!([sampled(30, 100), sampled(30, 70), sampled(30, 71)], [30, 0, 1]);
@@ -457,7 +460,7 @@ mod tests {
     fn the_account_is_the_middle_of_its_bounds() {
         let counts = Counts::default();
         counts.add(key(1), sure(20, 0));
-        counts.add_late(key(1), Certain { on_ns: 40, off_ns: 10, sampled_ns: 0 });
+        counts.add_late(key(1), LowerBounds { on_ns: 40, off_ns: 10, sampled_ns: 0 });
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
         assert_eq!(account.off_cpu_ns, 25);
@@ -474,7 +477,7 @@ mod tests {
 
     #[test]
     fn late_amounts_of_another_span_are_not_added() {
-        let late = Certain { on_ns: 40, off_ns: 40, sampled_ns: 0 };
+        let late = LowerBounds { on_ns: 40, off_ns: 40, sampled_ns: 0 };
         let on_cpu_ns = |counts: &Counts| {
             let account = counts.account(&Clock::nanoseconds(), key(2), 1_000, 1_000, 0);
             account.on_cpu_ns - account.on_cpu_error_ns

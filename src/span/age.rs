@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::account::{Certain, InsideTime};
+use super::account::{InsideTime, LowerBounds};
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{DEEPEST, DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED, Segment};
 use super::slot::{
-    ADDED_UP, AGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
-    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, SUSPECT, Slot,
+    ADDED_UP, AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
+    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, Slot,
 };
 use super::{InnermostSpan, RegistryId, SpanKey, Spans};
 use crate::sampler::{NEVER, ThreadShared};
@@ -23,7 +23,7 @@ impl Spans {
     pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
         if let Some(slot) = self.table.get(id) {
             let most = REFERENCE >> REFERENCE_SHIFT;
-            slot.set((u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT | SUSPECT);
+            slot.set((u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT | ALWAYS_JUDGED);
             slot.attach_at_enter();
         }
     }
@@ -32,7 +32,7 @@ impl Spans {
     #[cold]
     pub(crate) fn add_up(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
-            slot.set(ADDED_UP | SUSPECT);
+            slot.set(ADDED_UP | ALWAYS_JUDGED);
         }
     }
 
@@ -57,7 +57,7 @@ impl Spans {
     fn force_top(&self, state: &mut ThreadState) -> Option<()> {
         let (id, key) = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)))?;
         let slot = self.table.get(id).filter(|slot| slot.raw_key() == key)?;
-        slot.set(FORCED | SUSPECT);
+        slot.set(FORCED | ALWAYS_JUDGED);
         slot.attach_at_enter();
         let (has_turned, now) = (state.begin_hook(), self.clock.now());
         if has_turned {
@@ -96,9 +96,9 @@ impl Spans {
             // The setup of a thread takes time that is not the span's.
             now = now.max(state.synced);
         }
-        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
+        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.samples_from));
         let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
-        let mut old_at = slot.old_at(now).min(old_below);
+        let mut samples_from = slot.samples_from(now).min(old_below);
         let is_elsewhere = slot.raw_parent() != below;
         let around = slot.parent().map(|parent| state.depth_of(parent));
         let is_detached = is_elsewhere && around == Some(None);
@@ -106,8 +106,8 @@ impl Spans {
         if is_detached {
             flags |= DETACHED;
             let (is_judged, ancestors);
-            (old_at, is_judged, ancestors) =
-                self.old_and_judged_at_detached(state, slot, now, old_at);
+            (samples_from, is_judged, ancestors) =
+                self.old_and_judged_at_detached(state, slot, now, samples_from);
             depth = Some(ancestors);
             if is_judged {
                 flags |= JUDGED_ABOVE;
@@ -120,12 +120,12 @@ impl Spans {
             now = now.max(state.synced);
         }
         let mut is_unsampled = false;
-        if old_at <= now && !state.is_attached {
+        if samples_from <= now && !state.is_attached {
             now = self.enter_old(state, slot, is_detached, now);
             let could_be = |sampled: &Arc<ThreadShared>| !sampled.is_refused();
             is_unsampled = !state.is_attached && state.sampled.as_ref().is_some_and(could_be);
         }
-        state.push_slowly(id, slot, flags, now, old_at, depth);
+        state.push_slowly(id, slot, flags, now, samples_from, depth);
         let idle = slot.enter(now, state.thread);
         if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
             self.note_entered(state, id, slot, idle, now);
@@ -155,7 +155,7 @@ impl Spans {
                     state.mark_top(SWITCHED);
                 }
                 // On two threads at once, a span can run for longer than its wall time.
-                slot.set_once(SUSPECT);
+                slot.set_once(ALWAYS_JUDGED);
             }
         }
     }
@@ -169,19 +169,19 @@ impl Spans {
         state: &ThreadState,
         slot: &Slot,
         now: u64,
-        old_at: u64,
+        samples_from: u64,
     ) -> (u64, bool, u32) {
-        let (mut old_at, mut is_judged, mut around) = (old_at, false, 0);
+        let (mut samples_from, mut is_judged, mut around) = (samples_from, false, 0);
         let ancestors = self.for_detached(&state.inside, slot, |ancestor| {
             around = ancestor.id().and_then(|id| state.depth_of(id)).map_or(0, |depth| depth + 1);
             if around == 0 {
                 let here = state.inside.ticks(ancestor.raw_key());
-                old_at = old_at.min(ancestor.old_at_after(now, here));
+                samples_from = samples_from.min(ancestor.samples_from_after(now, here));
                 is_judged |= ancestor.flags() & JUDGES_SUBTREE != 0;
             }
             around == 0
         });
-        (old_at, is_judged, ancestors + around)
+        (samples_from, is_judged, ancestors + around)
     }
 
     /// Adds a segment of such a span that ends at `now` to its ancestors: its length, and what is known of its CPU time.
@@ -190,7 +190,7 @@ impl Spans {
         state: &ThreadState,
         slot: &Slot,
         (now, ticks): (u64, u64),
-        sure: Certain,
+        sure: LowerBounds,
     ) {
         let time = InsideTime::of(self.clock.ns(ticks), sure);
         let visited = self.for_detached(&state.inside, slot, |ancestor| {
@@ -242,12 +242,12 @@ impl Spans {
         now.max(state.synced)
     }
 
-    /// Whether an allocation in that span, which is old from `old_at` on, is worth a sample: also if the span is young,
+    /// Whether an allocation in that span, which is old from `samples_from` on, is worth a sample: also if the span is young,
     /// but its rule, or that of a span around it, judges what is allocated.
-    pub(crate) fn samples_allocations(&self, span: &InnermostSpan, old_at: u64) -> bool {
+    pub(crate) fn samples_allocations(&self, span: &InnermostSpan, samples_from: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
         let judges = |slot: &Slot| slot.flags() & JUDGES_ALLOCATIONS != 0;
-        let mut is_sampled = judges(&slot) || self.clock.now() >= old_at;
+        let mut is_sampled = judges(&slot) || self.clock.now() >= samples_from;
         if !is_sampled {
             self.for_ancestors(&slot, |ancestor| {
                 is_sampled = judges(ancestor);
@@ -265,7 +265,7 @@ impl Spans {
     }
 
     /// From when on a span is old, or one around it, by what threads that are in them have published: 0 or never.
-    pub(super) fn old_at_of(&self, state: &ThreadState, id: RegistryId) -> u64 {
+    pub(super) fn samples_from_of(&self, state: &ThreadState, id: RegistryId) -> u64 {
         let Some(slot) = self.table.get(id) else { return NEVER };
         let now = self.clock.now();
         let mut is_old = slot.is_old(now);

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::first_run::{FirstRun, RunningFirst};
+use super::first_run::{FirstPoll, PollingFirst};
 use super::local::{ObservedPoll, ThreadState, put, take};
 use super::sample_counts::SampleCounts;
 use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
-use super::slot::{OBSERVED, SHOWS_FIELDS, SUSPECT, Slot};
+use super::slot::{ALWAYS_JUDGED, OBSERVED, SHOWS_FIELDS, Slot};
 use super::spans::{IdleCause, SpanEvent};
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
@@ -138,7 +138,7 @@ impl Spans {
         let slot = self.slot_of(&span).filter(|slot| !slot.is_open_for_long(self.clock.now()))?;
         // Its close leaves its name.
         if slot.flags() & SHOWS_FIELDS != 0 {
-            slot.set_once(SUSPECT);
+            slot.set_once(ALWAYS_JUDGED);
             _ = place_of(span.key).map(|at| at.store(span.key.get(), Ordering::Relaxed));
         }
         let waking = OtherSpan { id: span.id, key: span.key, plan: slot.plan() };
@@ -161,7 +161,7 @@ impl Spans {
         }
         // Its close leaves its name.
         if slot.flags() & SHOWS_FIELDS != 0 {
-            slot.set_once(SUSPECT);
+            slot.set_once(ALWAYS_JUDGED);
         }
         let span = Some(OtherSpan { id, key, plan: slot.plan() });
         state.last_long = LongSegment { span, from, to };
@@ -174,7 +174,7 @@ impl Spans {
         let began = now.saturating_sub(idle);
         // It was not polled before, so there is nothing that it awaited.
         if began <= slot.opened() {
-            match (RunningFirst::here(), InnermostSpan::of(state)) {
+            match (PollingFirst::here(), InnermostSpan::of(state)) {
                 (Some(run), Some(_)) => self.count_first_run(state, slot, run, now),
                 (None, Some(span)) => FIRST_ENTERED.set(Some(FirstEntered { span, at: now })),
                 (_, None) => {}
@@ -209,7 +209,7 @@ impl Spans {
     }
 
     /// The innermost span was entered for the first time, at `entered`, around or inside of what runs for the first time.
-    fn count_first_run(&self, state: &mut ThreadState, slot: &Slot, run: FirstRun, entered: u64) {
+    fn count_first_run(&self, state: &mut ThreadState, slot: &Slot, run: FirstPoll, entered: u64) {
         let ticks = |duration| self.clock.ticks(duration);
         let since_began = ticks(run.began.elapsed());
         let began = self.clock.now().saturating_sub(since_began).min(entered);
@@ -229,7 +229,7 @@ impl Spans {
     pub(crate) fn note_first_run(&self, FirstEntered { span, at }: &FirstEntered) {
         let Some(mut state) = take(self.layer) else { return };
         let is_top = state.top().is_some_and(|top| top.key == span.key.get() && top.entered == *at);
-        if let (true, Some(run)) = (is_top, RunningFirst::here())
+        if let (true, Some(run)) = (is_top, PollingFirst::here())
             && let Some(slot) = self.slot_of(span)
         {
             self.count_first_run(&mut state, &slot, run, *at);

@@ -42,8 +42,8 @@ impl Slot {
 
     /// Whether the span is slow by its rule at `now`, and not open for so long that it contains requests.
     pub(super) fn is_slow_request(&self, now: u64) -> bool {
-        let suspect_after = self.suspect_after.load(std::sync::atomic::Ordering::Relaxed);
-        now.saturating_sub(self.opened()) > suspect_after && !self.is_open_for_long(now)
+        let judge_after = self.judge_after.load(std::sync::atomic::Ordering::Relaxed);
+        now.saturating_sub(self.opened()) > judge_after && !self.is_open_for_long(now)
     }
 
     /// Whether it samples threads from their first enter on, since it was created.

@@ -147,7 +147,7 @@ impl Spans {
         if slot.take_has_sums() {
             self.counts.lock().move_sums_of(slot);
         }
-        if slot.may_match(now) { self.close_suspect(slot, now) } else { None }
+        if slot.must_be_judged(now) { self.close_for_verdict(slot, now) } else { None }
     }
 
     /// A span that is closing and those around it, from the inside out. `at` is when it matters how long they were open.
@@ -171,7 +171,7 @@ impl Spans {
 
     #[cold]
     #[inline(never)]
-    fn close_suspect(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
+    fn close_for_verdict(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         if let Some(mut state) = take(self.layer) {
             if !state.pending.is_empty() {
                 self.sync_accounts(&mut state, now);

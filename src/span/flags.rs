@@ -13,7 +13,7 @@ pub(crate) const AGED: u32 = 1 << 4;
 /// The span has the field that sets its OpenTelemetry status.
 pub(crate) const HAS_STATUS: u32 = 1 << 5;
 /// The span must be judged in any case.
-pub(crate) const SUSPECT: u32 = 1 << 6;
+pub(crate) const ALWAYS_JUDGED: u32 = 1 << 6;
 /// The values of the span's fields decide which rule it has.
 pub(crate) const HAS_FIELDS: u32 = 1 << 7;
 /// The collector checks for how long the span stays open.
@@ -63,7 +63,7 @@ pub(crate) const IN_USE: u32 = COUNTED | ALLOCATED | HAS_SAMPLES | ON_OTHERS;
 /// The flags that come from the span's plan.
 pub(crate) const OF_PLAN: u32 = KEEP_ON_ERROR
     | HAS_STATUS
-    | SUSPECT
+    | ALWAYS_JUDGED
     | HAS_FIELDS
     | WATCHED
     | ONE_IN

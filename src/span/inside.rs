@@ -39,7 +39,7 @@ struct Sum {
     id: AtomicU64,
     /// The span's key as a number; 0 if the place is free.
     key: AtomicU64,
-    /// What [`Slot::grow_older`] has not been given.
+    /// What [`Slot::use_up_delay`] has not been given.
     ticks: AtomicU64,
     on_ns: AtomicU64,
     unsure_ns: AtomicU64,
@@ -94,7 +94,7 @@ impl Sum {
         let (ticks, time) = self.get();
         self.all().into_iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
         if ticks > 0 || time != InsideTime::default() {
-            slot.grow_older(ticks);
+            slot.use_up_delay(ticks);
             slot.count_inside(time);
         }
     }
@@ -152,7 +152,7 @@ impl Inside {
             sum.key.store(key, Ordering::Relaxed);
             self.has_sums.set(true);
         }
-        slot.grow_older(ticks);
+        slot.use_up_delay(ticks);
         slot.count_inside(time);
     }
 

@@ -178,8 +178,8 @@ pub(crate) fn innermost_span() -> Option<InnermostSpan> {
 
 /// The innermost profiled spans that the calling thread is in, one of each layer, and the times from which on they are
 /// old, in ticks: what `find` returns of the first for which that is something.
-pub(crate) fn find_aging_span<T>(find: impl Fn(InnermostSpan, u64) -> Option<T>) -> Option<T> {
-    in_innermost(|state| find(InnermostSpan::of(state)?, state.top()?.old_at))
+pub(crate) fn find_sampled_span<T>(find: impl Fn(InnermostSpan, u64) -> Option<T>) -> Option<T> {
+    in_innermost(|state| find(InnermostSpan::of(state)?, state.top()?.samples_from))
 }
 
 #[inline]
@@ -438,8 +438,9 @@ impl ThreadState {
     #[inline(always)]
     pub(super) fn end_hook(&self, now: u64) {
         if let Some(sampled) = &self.sampled {
-            let (key, old_at) = self.top().map_or((0, NEVER), |top| (top.key, top.old_at));
-            sampled.set_times(now, old_at);
+            let (key, samples_from) =
+                self.top().map_or((0, NEVER), |top| (top.key, top.samples_from));
+            sampled.set_times(now, samples_from);
             sampled.set_span(key);
         }
     }
@@ -458,7 +459,7 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
-    /// Enters a span at `now`; `flags` and `old_at` are those of [`Segment`]. Returns false if that takes a
+    /// Enters a span at `now`; `flags` and `samples_from` are those of [`Segment`]. Returns false if that takes a
     /// [`push_slowly`](Self::push_slowly).
     #[inline(always)]
     pub(super) fn push(
@@ -467,7 +468,7 @@ impl ThreadState {
         slot: &Slot,
         flags: u32,
         now: u64,
-        old_at: u64,
+        samples_from: u64,
     ) -> bool {
         let depth = self.top().map_or(0, |below| below.depth + 1);
         let Some(segment) = self.segments.get_mut(self.depth) else { return false };
@@ -476,7 +477,7 @@ impl ThreadState {
         segment.key = slot.raw_key();
         segment.root = slot.raw_root();
         segment.entered = now;
-        segment.old_at = old_at;
+        segment.samples_from = samples_from;
         segment.unmatched_below = unmatched();
         segment.set_flags(flags);
         self.depth += 1;
@@ -492,7 +493,7 @@ impl ThreadState {
         slot: &Slot,
         mut flags: u32,
         now: u64,
-        old_at: u64,
+        samples_from: u64,
         depth: Option<u32>,
     ) {
         if self.depth >= self.segments.len() {
@@ -505,7 +506,7 @@ impl ThreadState {
         if self.cpu_unknown {
             flags |= CPU_UNKNOWN;
         }
-        self.push(id, slot, flags, now, old_at);
+        self.push(id, slot, flags, now, samples_from);
         if let (Some(depth), Some(top)) = (depth, self.top_mut()) {
             top.depth = depth;
         }
@@ -537,7 +538,7 @@ impl ThreadState {
     /// Makes the innermost segment's span old.
     pub(super) fn make_old(&mut self, now: u64) {
         if let Some(top) = self.top_mut() {
-            top.old_at = now;
+            top.samples_from = now;
         }
     }
 

@@ -36,19 +36,19 @@ pub(crate) use awaits::{
 };
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
-pub(crate) use first_run::{HandedOver, RunningFirst};
+pub(crate) use first_run::{PollingFirst, SpawnedAt};
 pub(crate) use flags::JUDGES_USAGE;
 pub(crate) use local::{
-    ObservedPoll, explain_idle, find_aging_span, forget_this_thread, innermost_span, is_ignored,
+    ObservedPoll, explain_idle, find_sampled_span, forget_this_thread, innermost_span, is_ignored,
     is_in_span, last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
 pub(crate) use segment::has_deepest;
 pub(crate) use slot::{
-    ADDED_UP, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS, JUDGES_ALLOCATIONS,
-    JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT,
-    WATCHED,
+    ADDED_UP, ALWAYS_JUDGED, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF,
+    SHOWS_FIELDS, WATCHED,
 };
 pub(crate) use spans::{IdleCause, SpanEvent, SpanInfo, Spans};
 
@@ -63,15 +63,15 @@ pub(crate) struct Plan {
     /// The slot flags that the rule sets.
     pub(crate) flags: u32,
     /// A span whose wall time exceeds this many ticks is judged when it closes.
-    pub(crate) suspect_after: u64,
+    pub(crate) judge_after: u64,
     /// A span is old, and its threads are sampled, after it has been entered for this many ticks.
     pub(crate) sampling_delay: u64,
     /// After this many ticks an open span counts as a container of others, and only its current segment makes it old.
     pub(crate) long_after: u64,
     /// A span that allocates more bytes is judged when it closes.
-    pub(crate) suspect_bytes: u64,
+    pub(crate) judge_above_bytes: u64,
     /// A span with more allocations is judged when it closes.
-    pub(crate) suspect_allocations: u64,
+    pub(crate) judge_above_allocations: u64,
 }
 
 impl Default for Plan {
@@ -81,11 +81,11 @@ impl Default for Plan {
         Self {
             number,
             flags,
-            suspect_after: never,
+            judge_after: never,
             sampling_delay: never,
             long_after: never,
-            suspect_bytes: never,
-            suspect_allocations: never,
+            judge_above_bytes: never,
+            judge_above_allocations: never,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::account::Certain;
+use super::account::LowerBounds;
 use super::slot::Parent;
 use super::{RegistryId, SpanKey};
 
@@ -15,7 +15,7 @@ pub(super) struct Segment {
     pub(super) root: u64,
     pub(super) entered: u64,
     /// When this span or one of its ancestors becomes old, if the thread stays in it.
-    pub(super) old_at: u64,
+    pub(super) samples_from: u64,
     /// The number of unmatched spans entered between the segment below and this one.
     pub(super) unmatched_below: u32,
     flags: u32,
@@ -24,7 +24,7 @@ pub(super) struct Segment {
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,
     gaps: Gaps,
-    sure: Certain,
+    sure: LowerBounds,
 }
 
 /// When a segment was suspended: when the thread was in spans above it that are not inside its span. In ticks.
@@ -233,7 +233,7 @@ impl Segment {
 
     /// Whether its on-CPU time must be known exactly when it ends: its ancestors get that time only once.
     pub(super) fn must_be_exact(&self, now: u64) -> bool {
-        self.has(JUDGED_ABOVE) || (self.has(DETACHED) && self.old_at <= now)
+        self.has(JUDGED_ABOVE) || (self.has(DETACHED) && self.samples_from <= now)
     }
 
     /// Whether its exit has to record more than its length.
@@ -257,7 +257,7 @@ impl Segment {
     }
 
     /// The certain times of the segment, if there are any.
-    pub(super) fn counted(&self) -> Option<Certain> {
+    pub(super) fn counted(&self) -> Option<LowerBounds> {
         self.has(TALLIED).then_some(self.sure)
     }
 
@@ -276,10 +276,10 @@ impl Segment {
         Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
     }
 
-    pub(super) fn tally(&mut self, sure: Certain) {
+    pub(super) fn tally(&mut self, sure: LowerBounds) {
         if !self.has(TALLIED) {
             self.set(TALLIED);
-            self.sure = Certain::default();
+            self.sure = LowerBounds::default();
         }
         self.sure.add(sure);
     }

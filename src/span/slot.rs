@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Certain, Counts, InsideTime};
+use super::account::{AllocationSums, Counts, InsideTime, LowerBounds};
 pub(crate) use super::flags::{
-    ADDED_UP, AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
-    IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, OBSERVED, ONE_IN,
-    REFERENCE, REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS, SUSPECT, WATCHED,
+    ADDED_UP, AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS,
+    HAS_STATUS, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR,
+    OBSERVED, ONE_IN, REFERENCE, REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS,
+    WATCHED,
 };
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
@@ -37,7 +38,7 @@ pub(crate) struct Slot {
     owner_ticks: AtomicU64,
     last_exit: AtomicU64,
     /// Ticks after which the span may have to be kept: slightly less than the rule's threshold.
-    pub(super) suspect_after: AtomicU64,
+    pub(super) judge_after: AtomicU64,
     flags: AtomicU32,
     /// The thread that opened the span.
     owner: AtomicU32,
@@ -53,7 +54,7 @@ pub(crate) struct Slot {
     parent: AtomicU64,
     /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
     /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
-    young_for: AtomicU64,
+    delay_left: AtomicU64,
     /// [`Plan::sampling_delay`].
     sampling_delay: AtomicU64,
     /// From then on the span counts as one that is open for long.
@@ -117,7 +118,7 @@ impl Slot {
         self.owner.store(owner, Ordering::Relaxed);
         self.last_exit.store(now, Ordering::Relaxed);
         self.idle.store(0, Ordering::Relaxed);
-        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        self.judge_after.store(plan.judge_after, Ordering::Relaxed);
         self.flags.store(plan.flags, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
         self.set_allocation_limits(plan);
@@ -197,7 +198,7 @@ impl Slot {
             self.other_ticks.fetch_add(ticks, Ordering::Relaxed);
             self.others_entered.fetch_sub(1, Ordering::AcqRel);
         }
-        self.grow_older(ticks);
+        self.use_up_delay(ticks);
     }
 
     /// For how long the span has been entered, without the current segments.
@@ -213,13 +214,13 @@ impl Slot {
     #[inline(always)]
     fn set_allocation_limits(&self, plan: &Plan) {
         if plan.flags & JUDGES_ALLOCATIONS != 0 {
-            self.allocations.set_limits(plan.suspect_bytes, plan.suspect_allocations);
+            self.allocations.set_limits(plan.judge_above_bytes, plan.judge_above_allocations);
         }
     }
 
     fn set_age(&self, plan: &Plan, opened: u64) {
         self.sampling_delay.store(plan.sampling_delay, Ordering::Relaxed);
-        self.young_for.store(plan.sampling_delay, Ordering::Relaxed);
+        self.delay_left.store(plan.sampling_delay, Ordering::Relaxed);
         self.long_at.store(opened.saturating_add(plan.long_after), Ordering::Relaxed);
     }
 
@@ -231,18 +232,18 @@ impl Slot {
     /// When the span becomes old if it is entered from `now` on. A span that has been open for long (a connection,
     /// `main`) starts young at each enter.
     #[inline(always)]
-    pub(crate) fn old_at(&self, now: u64) -> u64 {
-        self.old_at_after(now, 0)
+    pub(crate) fn samples_from(&self, now: u64) -> u64 {
+        self.samples_from_after(now, 0)
     }
 
     /// The same for a span that is `more` ticks older than it knows.
     #[inline(always)]
-    pub(super) fn old_at_after(&self, now: u64, more: u64) -> u64 {
-        let young_for = match self.is_open_for_long(now) {
+    pub(super) fn samples_from_after(&self, now: u64, more: u64) -> u64 {
+        let delay_left = match self.is_open_for_long(now) {
             true => self.delay_when_long(),
-            false => self.young_for.load(Ordering::Relaxed).saturating_sub(more),
+            false => self.delay_left.load(Ordering::Relaxed).saturating_sub(more),
         };
-        now.saturating_add(young_for)
+        now.saturating_add(delay_left)
     }
 
     /// The sampling delay of a span that is open for long. For a reference, such as a connection, about that of its rule.
@@ -251,18 +252,18 @@ impl Slot {
             0 => self.sampling_delay(),
             _ => {
                 let long_after = self.long_at.load(Ordering::Relaxed).saturating_sub(self.opened());
-                (long_after / 200).min(self.suspect_after.load(Ordering::Relaxed) / 20)
+                (long_after / 200).min(self.judge_after.load(Ordering::Relaxed) / 20)
             }
         }
     }
 
     /// The span was entered for `ticks`, or a descendant was on a thread that is not in the span.
     #[inline(always)]
-    pub(crate) fn grow_older(&self, ticks: u64) {
-        let young_for = self.young_for.load(Ordering::Relaxed).saturating_sub(ticks);
-        self.young_for.store(young_for, Ordering::Relaxed);
+    pub(crate) fn use_up_delay(&self, ticks: u64) {
+        let delay_left = self.delay_left.load(Ordering::Relaxed).saturating_sub(ticks);
+        self.delay_left.store(delay_left, Ordering::Relaxed);
         let total = self.ticks();
-        if total >= self.suspect_after.load(Ordering::Relaxed) / AGED_SHARE {
+        if total >= self.judge_after.load(Ordering::Relaxed) / AGED_SHARE {
             self.set_once(AGED);
         }
     }
@@ -276,14 +277,14 @@ impl Slot {
         let segment = self.entered_since().map(|since| now.saturating_sub(since));
         match self.is_open_for_long(now) {
             true => segment.is_some_and(|ticks| ticks >= self.delay_when_long()),
-            false => self.young_for.load(Ordering::Relaxed) <= segment.unwrap_or(0),
+            false => self.delay_left.load(Ordering::Relaxed) <= segment.unwrap_or(0),
         }
     }
 
     /// Samples every thread that enters the span.
     pub(crate) fn attach_at_enter(&self) {
         self.sampling_delay.store(0, Ordering::Relaxed);
-        self.young_for.store(0, Ordering::Relaxed);
+        self.delay_left.store(0, Ordering::Relaxed);
     }
 
     /// Whether threads in the span are sampled from their enter on.
@@ -322,7 +323,7 @@ impl Slot {
     /// A thread that is not in this span was in a descendant.
     pub(crate) fn note_inside(&self) {
         // With other threads, a span can have more on-CPU time than wall time.
-        let judged = if self.flags() & JUDGES_SUBTREE == 0 { 0 } else { SUSPECT };
+        let judged = if self.flags() & JUDGES_SUBTREE == 0 { 0 } else { ALWAYS_JUDGED };
         self.set_once(COUNTED | judged);
     }
 
@@ -347,7 +348,7 @@ impl Slot {
     }
 
     /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_late(&self, key: u64, sure: Certain) {
+    pub(crate) fn count_late(&self, key: u64, sure: LowerBounds) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
             self.set_once(COUNTED);
@@ -455,19 +456,19 @@ impl Slot {
     pub(crate) fn replan(&self, plan: &Plan, matched: u64) -> u32 {
         self.matched.store(matched, Ordering::Relaxed);
         self.plan.store(plan.number, Ordering::Relaxed);
-        self.suspect_after.store(plan.suspect_after, Ordering::Relaxed);
+        self.judge_after.store(plan.judge_after, Ordering::Relaxed);
         self.set_allocation_limits(plan);
         if self.flags() & (FORCED | CHOSEN | REFERENCE) == 0 {
             let [before, left] =
-                [&self.sampling_delay, &self.young_for].map(|age| age.load(Ordering::Relaxed));
+                [&self.sampling_delay, &self.delay_left].map(|age| age.load(Ordering::Relaxed));
             self.set_age(plan, self.opened());
-            self.grow_older(before.saturating_sub(left));
+            self.use_up_delay(before.saturating_sub(left));
         }
-        // `SUSPECT` is kept, since it may have been set for another reason than the plan.
+        // `ALWAYS_JUDGED` is kept, since it may have been set for another reason than the plan.
         let change = |flags: u32| {
             let has_inside = flags & COUNTED != 0 && plan.flags & JUDGES_SUBTREE != 0;
-            let suspect = if has_inside { SUSPECT } else { 0 };
-            Some(flags & (!OF_PLAN | SUSPECT) | plan.flags | suspect)
+            let suspect = if has_inside { ALWAYS_JUDGED } else { 0 };
+            Some(flags & (!OF_PLAN | ALWAYS_JUDGED) | plan.flags | suspect)
         };
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         before.unwrap_or_else(|flags| flags)
@@ -554,20 +555,21 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn closes_plainly(&self, now: u64) -> bool {
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
-        self.flags() & (REGISTERED | SUSPECT | FAILED | ALLOCATED | HAS_SUMS | IS_COUNTED) == 0
-            && wall <= self.suspect_after.load(Ordering::Relaxed) / 2
+        self.flags() & (REGISTERED | ALWAYS_JUDGED | FAILED | ALLOCATED | HAS_SUMS | IS_COUNTED)
+            == 0
+            && wall <= self.judge_after.load(Ordering::Relaxed) / 2
     }
 
     /// Whether a span that closes now needs more than a [`release`](Self::release).
     #[inline(always)]
-    pub(crate) fn may_match(&self, now: u64) -> bool {
+    pub(crate) fn must_be_judged(&self, now: u64) -> bool {
         let flags = self.flags.load(Ordering::Relaxed);
         let failed = flags & (FAILED | KEEP_ON_ERROR) == FAILED | KEEP_ON_ERROR;
         let judges_allocations = ALLOCATED | JUDGES_ALLOCATIONS;
         let wall = now.saturating_sub(self.opened.load(Ordering::Relaxed));
         failed
-            || flags & (REGISTERED | SUSPECT) != 0
-            || wall > self.suspect_after.load(Ordering::Relaxed)
+            || flags & (REGISTERED | ALWAYS_JUDGED) != 0
+            || wall > self.judge_after.load(Ordering::Relaxed)
             || (flags & judges_allocations == judges_allocations
                 && self.allocations.exceed_limits())
     }
@@ -610,7 +612,7 @@ mod tests {
         let slot = Slot::default();
         let plan = Plan {
             number: 3,
-            suspect_after: 1_000,
+            judge_after: 1_000,
             sampling_delay: 50,
             long_after: 10_000,
             flags: KEEP_ON_ERROR,
@@ -704,14 +706,14 @@ mod tests {
     #[test]
     fn suspect_when_slow_failed_or_registered() {
         let slot = open();
-        assert!(!slot.may_match(1_100));
-        assert!(slot.may_match(1_101));
+        assert!(!slot.must_be_judged(1_100));
+        assert!(slot.must_be_judged(1_101));
         slot.set(FAILED);
-        assert!(slot.may_match(100));
+        assert!(slot.must_be_judged(100));
 
         let slot = open();
         slot.set(REGISTERED);
-        assert!(slot.may_match(100));
+        assert!(slot.must_be_judged(100));
     }
 
     #[test]
@@ -721,14 +723,14 @@ mod tests {
             allocations,
             ..Allocations::default()
         };
-        let plan = Plan { flags: JUDGES_ALLOCATIONS, suspect_after: 1_000, ..Plan::default() };
+        let plan = Plan { flags: JUDGES_ALLOCATIONS, judge_after: 1_000, ..Plan::default() };
         let limits = [(100, u64::MAX), (u64::MAX, 5)];
-        let slots = limits.map(|(suspect_bytes, suspect_allocations)| {
+        let slots = limits.map(|(judge_above_bytes, judge_above_allocations)| {
             let slot = open();
-            slot.replan(&Plan { suspect_bytes, suspect_allocations, ..plan }, 0);
+            slot.replan(&Plan { judge_above_bytes, judge_above_allocations, ..plan }, 0);
             slot
         });
-        let are_suspect = || slots.each_ref().map(|slot| slot.may_match(100));
+        let are_suspect = || slots.each_ref().map(|slot| slot.must_be_judged(100));
         slots.iter().for_each(|slot| slot.count_own_allocations(some(60, 4), OWNER));
         slots.iter().for_each(|slot| slot.count_allocations_inside(some(40, 1)));
         assert_eq!(are_suspect(), [false, false]);
@@ -745,13 +747,16 @@ mod tests {
         let slot = open();
         slot.enter(110, OWNER);
         slot.exit(140, 30, OWNER);
-        assert_eq!(slot.old_at(200), 220);
-        let plan =
-            Plan { suspect_after: 9, sampling_delay: 80, long_after: 500, ..Plan::default() };
+        assert_eq!(slot.samples_from(200), 220);
+        let plan = Plan { judge_after: 9, sampling_delay: 80, long_after: 500, ..Plan::default() };
         slot.replan(&plan, 0);
-        assert_eq!(slot.old_at(200), 250);
+        assert_eq!(slot.samples_from(200), 250);
         slot.replan(&Plan { sampling_delay: 10, ..plan }, 0);
-        assert_eq!((slot.old_at(200), slot.old_at(601)), (200, 611), "open for long: as new");
+        assert_eq!(
+            (slot.samples_from(200), slot.samples_from(601)),
+            (200, 611),
+            "open for long: as new"
+        );
     }
 
     #[test]

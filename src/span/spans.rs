@@ -7,15 +7,15 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::{Certain, InsideTime};
+use super::account::{InsideTime, LowerBounds};
 use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
 use super::slot::{
-    AGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU, Parent,
-    SUSPECT, Slot, WATCHED,
+    AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED,
+    JUDGES_CPU, Parent, Slot, WATCHED,
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
@@ -233,12 +233,12 @@ impl Spans {
         let Some(mut state) = take(self.layer).or_else(|| self.begin_thread()) else {
             return OpenedSpan::default();
         };
-        let (parent, old_at) = match (given, state.top()) {
+        let (parent, samples_from) = match (given, state.top()) {
             // If the innermost segment is a re-entry on this thread, the registry's current span is another one.
             (GivenParent::Contextual | GivenParent::ContextualBehindFilter, Some(top))
                 if unmatched() == 0 && !top.has(NESTED) =>
             {
-                (top.to_parent(), top.old_at)
+                (top.to_parent(), top.samples_from)
             }
             (GivenParent::None, _) => (None, NEVER),
             (GivenParent::Contextual, None) if unmatched() == 0 && !state.may_miss_enters => {
@@ -249,8 +249,9 @@ impl Spans {
         let key = self.take_key(&mut state);
         let now = self.clock.now();
         let around = parent.and_then(|parent| self.table.get(parent.id));
-        let is_counted =
-            around.as_ref().is_some_and(|slot| now >= old_at || self.counts_children(slot, now));
+        let is_counted = around
+            .as_ref()
+            .is_some_and(|slot| now >= samples_from || self.counts_children(slot, now));
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
                 slot.set_matched(matched);
@@ -292,7 +293,7 @@ impl Spans {
     /// Keeps the span with that id, as the one of a one-in-n rule.
     pub(crate) fn keep_one_in_n(&self, id: RegistryId) {
         if let Some(slot) = self.table.get(id) {
-            slot.set(CHOSEN | SUSPECT);
+            slot.set(CHOSEN | ALWAYS_JUDGED);
             slot.attach_at_enter();
         }
     }
@@ -319,7 +320,7 @@ impl Spans {
             found.is_some()
         });
         state.may_miss_enters &= is_in_a_span || matches!(from, AncestryFrom::Span(_));
-        (found, found.map_or(NEVER, |parent: Parent| self.old_at_of(state, parent.id)))
+        (found, found.map_or(NEVER, |parent: Parent| self.samples_from_of(state, parent.id)))
     }
 
     #[inline(always)]
@@ -376,16 +377,17 @@ impl Spans {
         };
         self.count_allocations(&mut state);
         let must_sync = state.begin_hook() || state.samples.load() != state.from;
-        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.old_at));
+        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.samples_from));
         let is_usual = !must_sync
             && slot.flags() & (JUDGES_CPU | AGED) == 0
             && slot.raw_parent() == below
             && !state.cpu_unknown
             && !std::thread::panicking();
         let now = self.clock.now();
-        let old_at = slot.old_at(now).min(old_below);
-        let is_usual = is_usual && now < state.deadline && (now < old_at || state.is_attached);
-        if is_usual && state.push(id, slot, 0, now, old_at) {
+        let samples_from = slot.samples_from(now).min(old_below);
+        let is_usual =
+            is_usual && now < state.deadline && (now < samples_from || state.is_attached);
+        if is_usual && state.push(id, slot, 0, now, samples_from) {
             let idle = slot.enter(now, state.thread);
             if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
                 self.note_entered(&mut state, id, slot, idle, now);
@@ -529,7 +531,7 @@ impl Spans {
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
-            slot.count_inside(InsideTime::of(0, Certain::default()));
+            slot.count_inside(InsideTime::of(0, LowerBounds::default()));
         }
         if is_nested {
             slot.exit(now, 0, thread);

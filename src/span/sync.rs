@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::account::Certain;
+use super::account::LowerBounds;
 use super::flags::JUDGES_USAGE;
 use super::inside::Inside;
 use super::local::ThreadState;
@@ -520,17 +520,17 @@ impl ThreadState {
         now: u64,
         cpu_ns: u64,
         sampled_ns: u64,
-        mut late: impl FnMut(PendingSegment, Certain),
+        mut late: impl FnMut(PendingSegment, LowerBounds),
     ) {
         let synced = self.synced;
         let interval_ns = clock.ns(now.saturating_sub(synced));
         for segment in self.entered_mut() {
             let part_ns = clock.ns(segment.taken_since(synced, now));
-            let sure = Certain::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
+            let sure = LowerBounds::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
             segment.tally(sure);
         }
         for part in self.pending.take() {
-            late(part, Certain::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
+            late(part, LowerBounds::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
 }

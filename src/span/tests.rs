@@ -110,8 +110,7 @@ impl Scene {
     fn open_as(&mut self, parent: GivenParent, flags: u32, ancestry: Ancestry<'_>) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan =
-            Plan { number: 7, flags, suspect_after: 0, sampling_delay: 0, ..Plan::default() };
+        let plan = Plan { number: 7, flags, judge_after: 0, sampling_delay: 0, ..Plan::default() };
         self.spans.open(id, &plan, 0, parent, ancestry);
         id
     }
@@ -120,7 +119,7 @@ impl Scene {
     fn open_judged(&mut self, parent: GivenParent, flags: u32) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, flags, suspect_after: 200 * MS, ..Plan::default() };
+        let plan = Plan { number: 7, flags, judge_after: 200 * MS, ..Plan::default() };
         let ancestry: Ancestry<'_> = &|from, visit| {
             if let AncestryFrom::Span(id) = from {
                 visit(id);
@@ -134,7 +133,7 @@ impl Scene {
     fn open_young(&mut self, sampling_delay: u64) -> RegistryId {
         let id = id(self.next);
         self.next += 1;
-        let plan = Plan { number: 7, suspect_after: 0, sampling_delay, ..Plan::default() };
+        let plan = Plan { number: 7, judge_after: 0, sampling_delay, ..Plan::default() };
         self.spans.open(id, &plan, 0, GivenParent::Contextual, &|_, _| {});
         id
     }
@@ -1079,8 +1078,8 @@ fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
     };
     let close = |number: u64| scene.spans.close(id(number), |_| Verdict::default());
     assert!(!open(1, 0) && !scene.spans.has_watched());
-    assert!(open(2, WATCHED | SUSPECT) && scene.spans.has_watched());
-    assert!(!open(3, WATCHED | SUSPECT));
+    assert!(open(2, WATCHED | ALWAYS_JUDGED) && scene.spans.has_watched());
+    assert!(!open(3, WATCHED | ALWAYS_JUDGED));
     // It may look at any time; spans 2 and 3 are open.
     let look = || {
         scene.spans.forget_watched();
@@ -1091,10 +1090,10 @@ fn a_span_whose_open_time_is_limited_wakes_the_collector_once() {
         }
     };
     look();
-    assert!(scene.spans.has_watched() && !open(4, WATCHED | SUSPECT));
+    assert!(scene.spans.has_watched() && !open(4, WATCHED | ALWAYS_JUDGED));
     // While it looks.
     scene.spans.forget_watched();
-    assert!(open(5, WATCHED | SUSPECT) && !open(6, WATCHED | SUSPECT));
+    assert!(open(5, WATCHED | ALWAYS_JUDGED) && !open(6, WATCHED | ALWAYS_JUDGED));
     (2..=6).for_each(|number| _ = close(number));
     assert!(scene.spans.has_watched(), "not until it looks");
     look();
@@ -1294,7 +1293,7 @@ fn a_span_gets_older_by_what_its_threads_have_added_up() {
     for sampling_delay in [100_000, 20 * MS] {
         let mut scene = Scene::new();
         let root = id(900);
-        let plan = Plan { suspect_after: 200 * MS, sampling_delay, ..Plan::default() };
+        let plan = Plan { judge_after: 200 * MS, sampling_delay, ..Plan::default() };
         scene.spans.open(root, &plan, 0, GivenParent::None, &|_, _| {});
         let child = scene.open_judged(GivenParent::Span(root), 0);
         let mut left = sampling_delay;
@@ -1315,7 +1314,7 @@ fn a_span_gets_older_by_what_its_threads_have_added_up() {
 fn sums_of_one_span_are_not_those_of_another() {
     let mut scene = Scene::new();
     let open = |scene: &mut Scene, root: RegistryId| {
-        let plan = Plan { suspect_after: 0, ..Plan::default() };
+        let plan = Plan { judge_after: 0, ..Plan::default() };
         scene.spans.open(root, &plan, 0, GivenParent::None, &|_, _| {});
         (root, scene.open_judged(GivenParent::Span(root), 0))
     };
@@ -1445,7 +1444,7 @@ fn a_slow_span_counts_that_was_open_when_its_request_became_old_as_open() {
     let root = scene.open_plan(1, GivenParent::Contextual);
     // Half as long as a slow one, which `closes_plainly` asks.
     let plan =
-        Plan { number: 2, suspect_after: 400 * MS, sampling_delay: 10 * MS, ..Plan::default() };
+        Plan { number: 2, judge_after: 400 * MS, sampling_delay: 10 * MS, ..Plan::default() };
     let step = |number: u64, ms| {
         let id = id(5_000 + number);
         let parent: Ancestry<'_> = &|_, visit| _ = visit(root);
@@ -1533,7 +1532,7 @@ fn a_reference_is_sampled_from_its_enter_on_whatever_is_recorded_and_less_when_o
     // After how long a segment that begins now is sampled.
     let is_sampled_after_ms = || {
         let now = scene.script.now.load(Ordering::Relaxed);
-        (scene.spans.table.get(id(1)).unwrap().old_at(now) - now) / MS
+        (scene.spans.table.get(id(1)).unwrap().samples_from(now) - now) / MS
     };
     assert_eq!(is_sampled_after_ms(), 10);
     scene.spans.make_reference(id(1), 3);

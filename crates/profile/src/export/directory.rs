@@ -323,7 +323,7 @@ impl Inventory {
         let mut profiles: HashMap<String, Stored> = HashMap::new();
         fs::metadata(path)?;
         for (name, metadata) in entries_of(path)? {
-            let Some((stem, extension)) = stem_of(&name) else { continue };
+            let Some((stem, extension)) = base_name_of(&name) else { continue };
             if metadata.is_file() {
                 let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
                 let new = || Stored { stem: stem.to_owned(), modified, files: Vec::new() };
@@ -393,10 +393,10 @@ impl Exporter for Directory {
 /// The name of the files of a profile, without their extensions.
 pub fn stem(profile: &Profile) -> String {
     let start = UNIX_EPOCH + Duration::from_nanos(profile.start_unix_ns);
-    stem_at(start, &profile.name, profile.id)
+    base_name_at(start, &profile.name, profile.id)
 }
 
-pub(super) fn stem_at(time: SystemTime, name: &str, id: ProfileId) -> String {
+pub(super) fn base_name_at(time: SystemTime, name: &str, id: ProfileId) -> String {
     format!("{}-{}-{}-{id}", file_time(time), std::process::id(), file_name(name))
 }
 
@@ -425,7 +425,7 @@ fn extensions() -> impl Iterator<Item = &'static str> {
 }
 
 /// Splits a file name that `stem` could have made into the stem and its extension.
-pub(super) fn stem_of(name: &str) -> Option<(&str, &'static str)> {
+pub(super) fn base_name_of(name: &str) -> Option<(&str, &'static str)> {
     let split = |extension| Some((name.strip_suffix(extension)?, extension));
     let (stem, extension) = extensions().find_map(split)?;
     let mut parts = stem.splitn(4, '-');
@@ -500,7 +500,7 @@ mod tests {
             [format!("{stem}.html"), format!("{stem}.otlp"), format!("{stem}.pb.gz")]
         );
         assert_eq!(exported.files[0], path.join(format!("{stem}.html")));
-        assert!(names(&path).iter().all(|name| stem_of(name).unwrap().0 == stem));
+        assert!(names(&path).iter().all(|name| base_name_of(name).unwrap().0 == stem));
     }
 
     #[cfg(unix)]
@@ -665,7 +665,7 @@ mod tests {
             "20231114T221320.123Z-1-span-0101.html",
             "20231114T221320.123Z-1-span-01010101010101010101010101010101.txt",
         ] {
-            assert_eq!(stem_of(name), None, "{name}");
+            assert_eq!(base_name_of(name), None, "{name}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 use tracing_profiling_capture::sys;
 
-use super::directory::{entries_of, stem_of};
+use super::directory::{base_name_of, entries_of};
 
 /// A file of a profile.
 #[derive(Debug)]
@@ -43,12 +43,12 @@ pub fn read_stored(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
 
 /// The id of the profile that a file with that name belongs to.
 pub fn profile_id_of(name: &str) -> Option<&str> {
-    stem_of(name)?.0.rsplit('-').next()
+    base_name_of(name)?.0.rsplit('-').next()
 }
 
 /// The name of the span of a file, as far as it is in the file's name.
 pub fn span_of(name: &str) -> Option<&str> {
-    stem_of(name)?.0.split('-').nth(2)
+    base_name_of(name)?.0.split('-').nth(2)
 }
 
 /// The summary in a report, an object; `None` if the file cannot be read or has none.
@@ -76,7 +76,7 @@ fn element(report: &[u8], begin: &str) -> Option<Value> {
 /// Whether a `Directory` could have given a complete file that name, which leads out of it on no system.
 fn is_profile(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    name.bytes().all(is_plain) && stem_of(name).is_some() && !name.ends_with(".tmp")
+    name.bytes().all(is_plain) && base_name_of(name).is_some() && !name.ends_with(".tmp")
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use tracing_profiling_capture::sys;
 
-use super::directory::{Directory, TYPICAL, entries_of, file_name, file_time, stem_at, stem_of};
+use super::directory::{
+    Directory, TYPICAL, base_name_at, base_name_of, entries_of, file_name, file_time,
+};
 use crate::profile::ProfileId;
 
 /// The name of their directory in that of profiles.
@@ -59,7 +61,7 @@ impl TypicalFiles {
         if !self.parent.exists() {
             return Ok(());
         }
-        let stem = stem_at(hour_begins, version, self.id);
+        let stem = base_name_at(hour_begins, version, self.id);
         let written = self.directory.write_files(&stem, &[(TYPICAL, bytes)]);
         written.map(drop).map_err(|error| self.directory.problem(&error))
     }
@@ -72,7 +74,7 @@ impl TypicalFile {
         let below = dir.join(OF_TYPICAL);
         let dir = if below.is_dir() { &below } else { dir };
         let names = entries_of(dir)?.into_iter().filter_map(|(name, metadata)| {
-            let (stem, _) = stem_of(&name).filter(|(_, extension)| *extension == TYPICAL)?;
+            let (stem, _) = base_name_of(&name).filter(|(_, extension)| *extension == TYPICAL)?;
             let mut parts = stem.split('-');
             let (time, version) = (parts.next()?.to_owned(), parts.nth(1)?.to_owned());
             let modified = metadata.modified().ok();
