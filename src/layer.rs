@@ -1,7 +1,7 @@
 //! The layer, whose hooks call into the engine.
 
 use std::any::{TypeId, type_name};
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use tracing::field::{Field, Visit};
@@ -302,7 +302,8 @@ where
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = SuspendCounting::begin();
-            let shown = engine.callsites.shown_fields.of(span.metadata());
+            let callsite = engine.callsites.get(engine.spans.plan_of(number(id)));
+            let shown = callsite.map_or(0, |callsite| callsite.shown_fields);
             let record = |visit: &mut dyn Visit| values.record(visit);
             let values = FieldValues::read(shown, span.metadata(), record);
             values.store(&mut span.extensions_mut());
@@ -331,8 +332,14 @@ where
         };
         let (known, error) = (&engine.callsites.logged_errors, OnceCell::new());
         let error = || error.get_or_init(|| LoggedError::of(event)).clone();
-        engine.spans.fail_nearest(from, &ask, &|span| known.add(span, error));
-        engine.awaits.note_error(|span| known.of(span).is_some());
+        let told = Cell::new(None);
+        engine.spans.fail_nearest(from, &ask, &|span| {
+            // The outermost one is the last.
+            told.set(known.add(span, error).then_some(span));
+        });
+        if let Some(told) = told.get() {
+            engine.awaits.note_error(told);
+        }
     }
 
     #[inline]

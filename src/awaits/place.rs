@@ -145,7 +145,7 @@ impl AwaitPlace {
         &mut self,
         (spans, now): (&Spans, u64),
         woke: u8,
-        has_failed: impl FnOnce(SpanKey) -> bool,
+        failed: SpanKey,
         lost: &AtomicU64,
     ) {
         let open = self.open_span(spans).and_then(|span| Some((span, spans.outermost_of(&span)?)));
@@ -154,7 +154,7 @@ impl AwaitPlace {
         let mut awaited = self.leaves.awaited();
         if is_known
             || !awaited.all(|leaf| spans.is_open_span(&leaf.span))
-            || !has_failed(outermost.key)
+            || outermost.key != failed
         {
             return;
         }

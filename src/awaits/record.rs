@@ -83,14 +83,18 @@ impl LayerAwaits {
         all.into_iter().flatten().map(|carried| self.send(carried)).sum()
     }
 
-    /// An error was logged on this thread. Remembers what its future awaited last, if that was in a span that has failed.
+    /// An error was logged on this thread that the outermost span has failed with. Remembers what its future awaited last,
+    /// unless it awaits again.
     #[cold]
-    pub(crate) fn note_error(&self, has_failed: impl FnOnce(SpanKey) -> bool) {
+    pub(crate) fn note_error(&self, outermost: SpanKey) {
         let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return };
-        let FutureRecord { place, woken_by, .. } = &carrier.observer;
+        let FutureRecord { place, woken_by, has_cloned, .. } = &carrier.observer;
         let (_uncounted, woke) = (SuspendCounting::begin(), woken_by.load(Ordering::Relaxed));
         let (now, lost) = ((&*self.spans, self.now()), self.inbox.counters().dropped_memory);
-        place.lock().note_error(now, woke, has_failed, lost);
+        // Otherwise its leaves are those of this poll.
+        if !has_cloned.load(Ordering::Relaxed) {
+            place.lock().note_error(now, woke, outermost, lost);
+        }
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
     }
 
@@ -186,7 +190,7 @@ impl FutureRecord {
                 && let Some(mut waking) = self.waking.try_lock()
             {
                 let _uncounted = SuspendCounting::begin();
-                let stack = stack().filter(|_| !awaits.room.is_tight());
+                let stack = if awaits.room.is_tight() { None } else { stack() };
                 let stack = stack.and_then(|stack| awaits.copy(None, Some(&stack)));
                 let after = last_long_segment(awaits.spans.layer());
                 *waking = Waking { span: awaits.spans.waking_span(), stack, after };

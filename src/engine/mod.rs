@@ -362,10 +362,8 @@ impl Engine {
 
     /// Keeps a span. Returns whether the collector has work to do.
     fn keep(&self, closing: &SpanSnapshot, callsite: &Callsite, span: &mut KeptSpan) -> bool {
-        if !closing.is_registered {
-            let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
-            span.around = around.map(|around| around.key).collect();
-        }
+        let around = self.spans.enclosing(closing.id, closing.closed_at).into_iter().skip(1);
+        span.around = around.map(|around| around.key).collect();
         let name = self.name_hash(closing, callsite);
         // A system call, and therefore not under admission's lock.
         let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };

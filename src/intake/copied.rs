@@ -108,8 +108,13 @@ impl Intake {
     fn idle_leaf(&self, of: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
         match of.kind {
             SampleKind::Delay => Some(self.delayed(sample.behind)),
-            SampleKind::Await if sample.entered_ns >= MS && stack.waited.is_none() => {
-                Some(StackLeaf::WhileEntered((sample.entered_ns + MS / 2) / MS))
+            SampleKind::Await
+                if sample.entered_ns >= of.weight.max(MS) && stack.waited.is_none() =>
+            {
+                // Three digits of it, so that there are few different ones.
+                let ms = sample.entered_ns / MS;
+                let least = 1 << ms.ilog2().saturating_sub(2);
+                Some(StackLeaf::WhileEntered(ms / least * least))
             }
             SampleKind::Await if stack.waited.is_none() => {
                 let left = sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)));

@@ -74,7 +74,7 @@ pub struct KeptSpan {
     pub(crate) link: SpanLink,
     pub(crate) profile: Result<ProfileId, NoProfile>,
     pub(crate) earlier: Vec<ProfileId>,
-    /// The spans around it, if the collector does not know it: no sample fell in it.
+    /// The spans around it, from the inside out.
     pub(crate) around: Vec<SpanKey>,
 }
 

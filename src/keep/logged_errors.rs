@@ -2,8 +2,10 @@
 
 use std::cell::RefCell;
 use std::fmt::{self, Debug, Write};
+use std::mem;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::Event;
@@ -23,8 +25,8 @@ pub(crate) struct LoggedError {
     pub(crate) text: Arc<str>,
 }
 
-/// Where a thread panicked, and what that said.
-type Panicked = ((Arc<str>, u32), String);
+/// Where a thread panicked, what that said, and when.
+type Panicked = ((Arc<str>, u32), String, Instant);
 
 thread_local! {
     static LAST_PANIC: RefCell<Option<Panicked>> = const { RefCell::new(None) };
@@ -50,16 +52,19 @@ fn note_panic(panicked: &PanicHookInfo<'_>) {
     let said = payload.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| payload.downcast_ref().copied()).filter(|said| !said.is_empty());
     let place = panicked.location().map(|place| (place.file().into(), place.line()));
-    let panicked = place.zip(said.map(|said| said.chars().take(MAX_CHARS).collect()));
-    _ = LAST_PANIC.try_with(|last| last.try_borrow_mut().map(|mut last| *last = panicked));
+    let said = said.filter(|said| said.len() >= MIN_SAID);
+    let panicked = place
+        .zip(said)
+        .map(|(place, said)| (place, said.chars().take(MAX_CHARS).collect(), Instant::now()));
+    swap_panic(panicked);
 }
 
-/// The last panic of this thread, if the text has what it said. It is told of once.
-fn panic_in(text: &str) -> Option<Panicked> {
-    let last = |last: &RefCell<Option<Panicked>>| {
-        last.try_borrow_mut().ok()?.take_if(|(_, said)| text.contains(&**said))
+/// Exchanges what is known of the last panic of this thread.
+fn swap_panic(panicked: Option<Panicked>) -> Option<Panicked> {
+    let swap = |last: &RefCell<_>| {
+        last.try_borrow_mut().ok().map(|mut it| mem::replace(&mut *it, panicked))
     };
-    LAST_PANIC.try_with(last).ok().flatten()
+    LAST_PANIC.try_with(swap).ok().flatten().flatten()
 }
 
 /// Those of spans that failed lately, at places that their keys decide. Of spans with equal places, the last has it.
@@ -72,6 +77,10 @@ const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
 const MAX_BYTES: usize = 1_024;
 const MAX_CHARS: usize = 72;
+/// A shorter text can be part of any other.
+const MIN_SAID: usize = 8;
+/// What is logged later can be of another panic that said the same.
+const MAX_PANIC_AGE: Duration = Duration::from_secs(1);
 
 impl Default for LoggedErrors {
     fn default() -> Self {
@@ -82,16 +91,17 @@ impl Default for LoggedErrors {
 
 impl LoggedErrors {
     /// An error in a span was logged. Nothing changes if another one is known, or while another thread reads or writes there.
-    pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> LoggedError) {
+    /// Returns whether this one is known now.
+    pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> LoggedError) -> bool {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
         let is_known = |place: &Known| place.as_ref().is_some_and(|(of, _)| *of == span);
         if place().is_none_or(|place| is_known(&place)) {
-            return;
+            return false;
         }
         let error = error();
         let before = place().map(|mut place| place.replace((span, error)));
         let _uncounted = SuspendCounting::begin();
-        drop(before);
+        before.is_some()
     }
 
     pub(crate) fn of(&self, span: SpanKey) -> Option<LoggedError> {
@@ -145,15 +155,25 @@ impl Visit for EventText {
 impl LoggedError {
     pub(crate) fn of(event: &Event<'_>) -> Self {
         let _uncounted = SuspendCounting::begin();
+        // Formatting a value can panic, too.
+        let last_panic = swap_panic(None);
         let mut text = EventText::default();
         event.record(&mut text);
         let EventText { message: Beginning(message), error: Beginning(error) } = text;
         let between = if message.is_empty() || error.is_empty() { "" } else { ": " };
-        let text = message + between + &error;
-        let (panicked, metadata) = (panic_in(&text), event.metadata());
-        let logged = || Some((metadata.file()?.into(), metadata.line().unwrap_or(0)));
-        let (is_panic, text) = (panicked.is_some(), text.into());
-        Self { place: panicked.map(|(place, _)| place).or_else(logged), is_panic, text }
+        let (text, metadata) = (message + between + &error, event.metadata());
+        let is_panic = last_panic
+            .as_ref()
+            .is_some_and(|(_, said, at)| text.contains(&**said) && at.elapsed() < MAX_PANIC_AGE);
+        let place = match last_panic {
+            // It is told of once.
+            Some((place, ..)) if is_panic => Some(place),
+            last_panic => {
+                swap_panic(last_panic);
+                metadata.file().map(|file| (file.into(), metadata.line().unwrap_or(0)))
+            }
+        };
+        Self { place, is_panic, text: text.into() }
     }
 
     /// In one line, without what is hidden. Of a long one its beginning and its end, where the cause is.
@@ -228,7 +248,7 @@ mod tests {
     fn the_first_spans_of_many_threads_do_not_take_each_others_places() {
         let known = LoggedErrors::default();
         let keys: Vec<u64> = (0..64).map(|thread| 1 + (thread << 16)).collect();
-        keys.iter().for_each(|it| known.add(key(*it), || error("a")));
+        keys.iter().for_each(|it| _ = known.add(key(*it), || error("a")));
         let known = texts(&known, &keys).into_iter().flatten().count();
         assert!(known > 60, "{known}");
     }

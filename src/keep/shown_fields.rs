@@ -105,7 +105,7 @@ impl ShownFields {
     }
 }
 
-/// `tracing` has callsites with up to 32 fields.
+/// 0 for fields beyond 64, which are not shown.
 fn bit_of(field: &Field) -> u64 {
     u32::try_from(field.index()).ok().and_then(|index| 1_u64.checked_shl(index)).unwrap_or(0)
 }

@@ -28,6 +28,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::profile::Profile;
 use crate::redact::Redaction;
 use crate::references::References;
+use crate::span::ignore_this_thread;
 use crate::stats::Counters;
 use crate::sys::{Files, FilesGuard};
 
@@ -111,7 +112,8 @@ impl Delivery {
     pub(super) fn start(&mut self) {
         let Some(remote) = self.exporter.remote() else { return };
         let (sender, answers) = channel::unbounded();
-        let started = remote.start(Box::new(move |answer| _ = sender.send(answer)));
+        let started =
+            remote.start(Box::new(move |answer| _ = sender.send(answer)), ignore_this_thread);
         self.answers = answers;
         if let Err(error) = started {
             self.break_down(format!("no thread to send profiles: {error}"));
@@ -652,7 +654,7 @@ mod tests {
             "nowhere"
         }
 
-        fn start(&mut self, answer: AnswerTo) -> io::Result<()> {
+        fn start(&mut self, answer: AnswerTo, _: fn()) -> io::Result<()> {
             *self.line.answers.lock() = Some(answer);
             Ok(())
         }

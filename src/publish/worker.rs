@@ -151,13 +151,17 @@ impl SymbolsThread {
         let Some(first) = spans.first() else { return };
         let (from_ns, to_ns) = (first.start_unix_ns, first.start_unix_ns + first.times.wall_ns);
         hotspots.place_until(|name| {
-            let mut recent = self.recent.iter();
-            let (.., place) = recent.find(|(of, [begin_ns, end_ns], _)| {
+            let recent = self.recent.iter();
+            let at_once = recent.filter(|(of, [begin_ns, end_ns], _)| {
                 of == name && *begin_ns < to_ns && from_ns < *end_ns
-            })?;
-            Some(place.clone())
+            });
+            // It is not known which of several it was.
+            let mut places = at_once.map(|(.., place)| place);
+            let place = places.next()?;
+            places.all(|other| other == place).then(|| place.clone())
         });
-        let ran = hotspots.of(SampleKind::OnCpu).filter(|hotspot| hotspot.is_certain);
+        let is_alone = spans.iter().skip(1).all(|span| !span.is_topmost);
+        let ran = hotspots.of(SampleKind::OnCpu).filter(|hotspot| hotspot.is_certain && is_alone);
         let ran = ran.and_then(|hotspot| hotspot.functions.first());
         if let Some(it) = ran.filter(|it| !it.location.is_empty() && it.share > 0.5) {
             self.recent.truncate(MOST_RECENT - 1);

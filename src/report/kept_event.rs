@@ -157,25 +157,47 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     fitting(text)
 }
 
-/// Leaves out what says least, until the line is short.
+/// Leaves out what says least, until the line is short. What is quoted stays as it is.
 fn fitting(mut text: String) -> String {
-    const STEPS: [fn(&str) -> String; 8] = [
+    const STEPS: [fn(&str) -> String; 6] = [
         |text| text.replace(", 100 % in ", " in "),
         |text| with_paths(text, foreign),
         |text| without(text, ", called by ", &[")", ";", ", until"]),
         |text| with_paths(text, own),
         |text| text.replace("(src/", "("),
         |text| without(text, ", logged at ", &[",", ";"]),
+    ];
+    // Of a deadlock, what stands between the names.
+    const OF_DEADLOCK: [fn(&str) -> String; 2] = [
         |text| without(text, " 0x", &[" of "]),
         |text| without(text, " (thread ", &[" waits", ",", ";"]),
     ];
+    let is_long = |text: &String| text.chars().count() > MOST_CHARS;
     for step in STEPS {
-        if text.chars().count() <= MOST_CHARS {
-            break;
+        if is_long(&text) {
+            text = unquoted(&text, step);
         }
-        text = step(&text);
+    }
+    for step in OF_DEADLOCK {
+        if is_long(&text) && text.contains(" waits for the lock of ") {
+            text = step(&text);
+        }
     }
     text
+}
+
+/// A text of which all parts that are not in quotes are changed.
+fn unquoted(text: &str, change: fn(&str) -> String) -> String {
+    let (mut all, mut rest) = (String::new(), text);
+    while let Some((at, quote)) = rest.char_indices().find(|(_, c)| matches!(c, '"' | '`')) {
+        let (before, quoted) = rest.split_at(at);
+        let end = quoted.char_indices().skip(1).find(|(_, c)| *c == quote);
+        let (quoted, after) = quoted.split_at(end.map_or(quoted.len(), |(end, _)| end + 1));
+        all += &change(before);
+        all += quoted;
+        rest = after;
+    }
+    all + &change(rest)
 }
 
 /// Without each part from `begin` up to the first of `ends`.
@@ -184,7 +206,10 @@ fn without(text: &str, begin: &str, ends: &[&str]) -> String {
     let mut left = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let end = ends.iter().filter_map(|end| part.find(end)).min();
-        left += end.and_then(|end| part.get(end..)).unwrap_or_default();
+        match end.and_then(|end| part.get(end..)) {
+            Some(rest) => left += rest,
+            None => left = left + begin + part,
+        }
     }
     left
 }

@@ -85,7 +85,7 @@ impl Drop for Others {
 }
 
 /// Stops profiling the calling thread.
-pub(super) fn ignore_this_thread() {
+pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
     forget_this_thread();
 }

@@ -39,8 +39,8 @@ pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{PollingFirst, SpawnedAt};
 pub(crate) use flags::JUDGES_USAGE;
 pub(crate) use local::{
-    ObservedPoll, explain_idle, find_sampled_span, forget_this_thread, innermost_span, is_ignored,
-    is_in_span, last_long_segment, spans_created, spawn_ignored,
+    ObservedPoll, explain_idle, find_sampled_span, forget_this_thread, ignore_this_thread,
+    innermost_span, is_ignored, is_in_span, last_long_segment, spans_created, spawn_ignored,
 };
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;

@@ -557,6 +557,11 @@ impl Spans {
         self.table.get(id).map_or(0, |slot| slot.flags())
     }
 
+    /// The number of the plan of the span with that id; 0 if it is not profiled.
+    pub(crate) fn plan_of(&self, id: RegistryId) -> u64 {
+        self.table.get(id).map_or(0, |slot| slot.plan())
+    }
+
     /// An error occurred in the span with that id.
     pub(crate) fn fail(&self, id: RegistryId) {
         self.table.get(id).into_iter().for_each(|slot| self.fail_slot(&slot, &|_| {}));

@@ -70,7 +70,7 @@ impl Exporter for OtlpExporter {
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
         if self.answers.is_none() {
             let (sender, answers) = channel::unbounded();
-            self.start(Box::new(move |answer| _ = sender.send(answer)))?;
+            self.start(Box::new(move |answer| _ = sender.send(answer)), || {})?;
             self.answers = Some(answers);
         }
         let message = self.message(profile);
@@ -109,7 +109,7 @@ impl Remote for OtlpExporter {
 
     /// The thread has its own runtime, so the program needs none. Requests open spans, which the program's subscriber
     /// must not receive.
-    fn start(&mut self, answer: AnswerTo) -> io::Result<()> {
+    fn start(&mut self, answer: AnswerTo, on_thread: fn()) -> io::Result<()> {
         let Some(mut transport) = self.transport.take() else { return Ok(()) };
         let (sender, mut messages) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel();
@@ -119,8 +119,10 @@ impl Remote for OtlpExporter {
             .thread_name("profiling-otlp")
             .thread_stack_size(sys::STACK_BYTES)
             .max_blocking_threads(MOST_LOOKUPS)
+            .on_thread_start(on_thread)
             .build()?;
         sys::spawn("profiling-otlp", move || {
+            on_thread();
             let no_subscriber = tracing::subscriber::NoSubscriber::default();
             tracing::subscriber::with_default(no_subscriber, || {
                 // If this panics, `answer` is dropped.

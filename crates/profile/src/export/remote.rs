@@ -15,12 +15,13 @@ pub trait Remote {
     /// Limits of the queue.
     fn limits(&self) -> QueueLimits;
 
-    /// Starts the thread. Each request has one answer; `answer` is dropped if the thread panics.
+    /// Starts the thread. Each request has one answer; `answer` is dropped if the thread panics. `on_thread` runs first on
+    /// each thread that is started.
     ///
     /// # Errors
     ///
     /// If the system refuses to start it.
-    fn start(&mut self, answer: AnswerTo) -> io::Result<()>;
+    fn start(&mut self, answer: AnswerTo, on_thread: fn()) -> io::Result<()>;
 
     /// The message to send: it takes a fraction of the memory of the model.
     fn message(&mut self, profile: &Profile) -> Vec<u8>;
