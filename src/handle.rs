@@ -59,7 +59,8 @@ impl Handle {
     /// hold a lock that its answer needs. In async code call it from `spawn_blocking`. The same holds for the other methods
     /// that change the rules.
     ///
-    /// If a rule comes back, its rate limit continues, and its percentile begins anew.
+    /// If a rule comes back, its rate limit continues, and its percentile begins anew. Open spans are checked as often as the
+    /// strictest rules so far ask.
     ///
     /// # Errors
     ///
@@ -139,6 +140,7 @@ impl Handle {
     /// sample, if it is in a span that is sampled, or none. The stack of a blocked one is complete up to
     /// [`Builder::stack_bytes`](crate::Builder::stack_bytes). Inspecting takes at most five seconds; threads that were not
     /// reached are counted. Reading symbols comes after that.
+    /// Call it on a thread of its own if the executor of the routes can hang.
     ///
     /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system
     /// does not list the threads of a process.
@@ -166,8 +168,7 @@ impl Handle {
     /// observations and the error.
     ///
     /// Returns after [`ProfileOptions::duration`]; in async code call it from `spawn_blocking`. It needs rules that
-    /// keep something.
-    /// something, since a layer that is off has no threads.
+    /// keep something, since a layer that is off has no threads.
     ///
     /// ```no_run
     /// # use std::time::Duration;

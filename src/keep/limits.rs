@@ -14,6 +14,8 @@ pub(super) struct RateLimits {
     per_minute: u32,
     /// When each bucket will be full if nothing more is taken. A full one need not be there.
     full_ns: HashMap<Limit, u64>,
+    /// How many remained when full ones were last forgotten.
+    remained: usize,
 }
 
 /// The limit of a rule, or of one name in it, which is a hash.
@@ -28,7 +30,7 @@ pub(super) enum Limited {
 
 /// A rule has this multiple of what the spans of one name and values have.
 const NAMES_PER_RULE: u32 = 4;
-/// Beyond that many, full buckets are forgotten. A rule bounds how many are not full.
+/// From that many on, full buckets are forgotten each time that the number has doubled. A rule bounds how many are not full.
 const MANY_BUCKETS: usize = 1024;
 const MINUTE_NS: u64 = 60_000_000_000;
 
@@ -43,13 +45,14 @@ fn take(full_ns: u64, per_minute: u32, now_ns: u64) -> Option<u64> {
 
 impl RateLimits {
     pub(super) fn new(per_minute: u32) -> Self {
-        Self { per_minute, full_ns: HashMap::new() }
+        Self { per_minute, full_ns: HashMap::new(), remained: 0 }
     }
 
     pub(super) fn take(&mut self, span: (u64, u64), what: Limited, now_ns: u64) -> bool {
         let Some(taken) = self.taken(span, what, now_ns) else { return false };
-        if self.full_ns.len() >= MANY_BUCKETS {
+        if self.full_ns.len() >= MANY_BUCKETS.max(2 * self.remained) {
             self.full_ns.retain(|_, full_ns| *full_ns > now_ns);
+            self.remained = self.full_ns.len();
         }
         self.full_ns.extend(taken);
         true
@@ -157,7 +160,9 @@ mod tests {
         assert_eq!((0..9_000).filter(|number| take(*number)).count(), 4_000);
         assert_eq!(limits.full_ns.len(), 4_001, "one of each name, and that of the rule");
         let minute = 60_000_000_000;
-        assert!(limits.take(span(1, "/"), Limited::Report, minute));
-        assert!(limits.full_ns.len() <= 2, "full buckets are forgotten");
+        for number in 9_000..9_200 {
+            assert!(limits.take(span(1, &number.to_string()), Limited::Report, minute));
+        }
+        assert_eq!(limits.full_ns.len(), 201, "full buckets are forgotten");
     }
 }

@@ -65,7 +65,7 @@ struct WallHistogram {
 }
 
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
-/// WallHistograms of a layer, and as many again for routes; each takes up to some 20 KiB.
+/// Histograms of a layer, and as many again for routes; each takes up to some 20 KiB.
 const MAX_HISTOGRAMS: usize = 256;
 /// The expected number of spans above the percentile before it is meaningful.
 const EXPECTED_ABOVE: u64 = 10;

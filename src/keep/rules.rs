@@ -230,6 +230,7 @@ thread_local! {
 pub struct Rules(Vec<Rule>);
 
 impl Default for Rules {
+    /// `250ms|error`, for every span.
     fn default() -> Self {
         Self::new([Rule::for_all(Keep::slower_than(DEFAULT_LATENCY).or_failed())])
     }

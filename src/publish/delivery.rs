@@ -16,9 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, RecvError, RecvTimeoutError};
 
 use super::ending::ShutdownResult;
-use super::outbox::{
-    Content, DOUBT, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing,
-};
+use super::outbox::{Content, DeliveryOutcome, HeldProfile, Outage, OutageCause, Outbox, Outgoing};
 use super::reporter::Reporter;
 use crate::error::{FlushError, FlushStage};
 use crate::export::remote::{Answer, QueueLimits, RefusedScope};
@@ -294,6 +292,7 @@ impl Delivery {
             let problem = self.problem().unwrap_or_default();
             return self.fail(None, problem, OutageCause::Ended);
         }
+        let may_probe = self.failing().is_some_and(Outage::may_probe);
         let can_go = |it: &Outgoing| match it.content {
             Content::Whole(_) => false,
             Content::Encoded { .. } => true,
@@ -302,7 +301,7 @@ impl Delivery {
         };
         while let (None, Some(remote)) = (&self.outbox.sending, self.exporter.remote()) {
             let Some(outgoing) = self.outbox.take(can_go) else {
-                if cause.is_some() {
+                if may_probe {
                     remote.send(Arc::default());
                     self.outbox.sending = Some(None);
                 }
@@ -379,7 +378,10 @@ impl Delivery {
                 };
                 self.owes_all_clear |= is_logged && may_refuse_all;
                 match may_refuse_all {
-                    true => self.fail(Some(DOUBT), problem, OutageCause::Refuses),
+                    true => {
+                        self.fail(None, problem, OutageCause::Refuses);
+                        self.outage.iter_mut().for_each(Outage::begin_doubt);
+                    }
                     false => self.outage = None,
                 }
                 // It must not be sent again. Only another profile can show whether all are refused.
@@ -926,11 +928,15 @@ mod tests {
     fn what_waits_is_sent_one_by_one_while_all_may_be_refused() {
         let (mut delivery, line) = unproven();
         (0..3).for_each(|_| deliver(&mut delivery));
-        for _ in 0..2 {
-            receive(&mut delivery, never(RefusedScope::Request));
+        for is_hurried in [false, true] {
+            delivery.note_answer(Ok(never(RefusedScope::Request)));
+            delivery.advance(false);
             assert_eq!(line.sent(), [1]);
             assert!(!delivery.shared.health.accepts.load(Ordering::Relaxed));
-            pass_pause(&mut delivery);
+            match is_hurried {
+                true => delivery.advance(true),
+                false => pass_pause(&mut delivery),
+            }
         }
         receive(&mut delivery, accepted());
         assert!(delivery.shared.health.accepts.load(Ordering::Relaxed) && held(&delivery) == 0);

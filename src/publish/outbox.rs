@@ -17,7 +17,7 @@ use crate::profile::Profile;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause of a receiver that may refuse all profiles: each that it refuses is an id that leads nowhere.
-pub(super) const DOUBT: Duration = Duration::from_secs(10);
+const DOUBT: Duration = Duration::from_secs(10);
 /// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// How many profiles in the fallback directory are queued to be sent.
@@ -133,8 +133,10 @@ impl Outbox {
 pub(super) struct Outage {
     since: Instant,
     pub(super) until: Instant,
-    /// The receiver has asked for that time, or may refuse all profiles.
+    /// The receiver has asked for that time.
     is_requested: bool,
+    /// The receiver may refuse all profiles, which only another profile can show.
+    is_doubt: bool,
     pause: Duration,
     pub(super) problem: String,
     pub(super) cause: OutageCause,
@@ -175,11 +177,17 @@ impl Outage {
             since: lasting.as_ref().map_or(now, |before| before.since),
             until: now + wait,
             is_requested: after.is_some(),
+            is_doubt: false,
             pause,
             problem,
             cause: lasting.map_or(cause, |before| before.cause.max(cause)),
             is_over: false,
         }
+    }
+
+    /// The receiver may refuse all profiles: the next one is tried after [`DOUBT`], or by a hurried call.
+    pub(super) fn begin_doubt(&mut self) {
+        (self.until, self.is_doubt) = (Instant::now() + DOUBT, true);
     }
 
     /// Whether the exporter may be asked now.
@@ -189,7 +197,12 @@ impl Outage {
 
     /// Whether asking without a profile would show nothing.
     pub(super) fn is_known(&self) -> bool {
-        self.is_requested || self.cause == OutageCause::Ended
+        self.is_requested || self.is_doubt || self.cause == OutageCause::Ended
+    }
+
+    /// Whether the exporter may be asked without a profile, if it may be asked.
+    pub(super) fn may_probe(&self) -> bool {
+        self.may_try(false) || !self.is_known()
     }
 
     /// Whether it will not end within `grace_period`.

@@ -28,6 +28,8 @@ pub(crate) struct Attachment {
     timing: Timing,
     /// It cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
+    /// The last check left it out only because no thread might be attached.
+    is_left_out: bool,
     budgets: DemandBudgets,
 }
 
@@ -134,6 +136,7 @@ impl Attachment {
             is_brief: false,
             timing,
             needs_perf: false,
+            is_left_out: false,
             budgets: DemandBudgets::new(1),
         }
     }
@@ -344,10 +347,15 @@ impl SampledThread {
         self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 
-    /// Whether it would be attached if any thread might be.
-    pub(crate) fn is_deferred(&self) -> bool {
-        let is_wanted = self.attachment.is_detached() && self.attachment.demand.is_some();
-        is_wanted && !self.cursor.thread.is_refused()
+    /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
+    pub(crate) fn is_newly_left_out(&mut self, check: &Check<'_>) -> bool {
+        let may_be_tried = match self.attachment.phase {
+            Phase::Detached { failed, .. } => check.is_after(failed, RETRY),
+            Phase::Attached | Phase::Ending { .. } => false,
+        };
+        let is_wanted = self.attachment.demand.is_some() && !self.cursor.thread.is_refused();
+        let is_out = !check.may_attach && may_be_tried && is_wanted;
+        !std::mem::replace(&mut self.attachment.is_left_out, is_out) && is_out
     }
 
     /// Takes what sampling the thread has cost since the last call from its budget and from that of all threads.

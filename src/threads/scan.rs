@@ -152,7 +152,7 @@ impl Threads {
             self.can_end |= sampled.check(&check, &mut self.budgets);
             has_attached |= was_detached && !sampled.attachment.is_detached();
             changing += usize::from(sampled.attachment.changes_rate());
-            if !check.may_attach && sampled.is_deferred() {
+            if sampled.is_newly_left_out(&check) {
                 Counters::add(&intake.counters.threads.attach_deferred, 1);
             }
             if sampled.attachment.is_to_end(check.at) {

@@ -30,8 +30,8 @@ const ATTACHING: CpuBudget = CpuBudget::new(10, 200_000_000);
 const ATTACHING_CONTINUOUSLY: CpuBudget = CpuBudget::new(1, 200_000_000);
 /// The assumed cost of attaching one where CPU time cannot be read.
 const ATTACH_COST_NS: u64 = 150_000;
-/// The pause before another attempt to attach a thread. Others may have released resources by then.
-const RETRY: Duration = Duration::from_secs(10);
+/// The pause before another attempt to attach a thread. Others may have released resources by then. A profile may last 10 s.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The demands of profiles of the process, and the sampling of threads that have met no hook for a while.
 #[derive(Debug)]

@@ -67,7 +67,7 @@ impl Reader {
             unwinder: Unwinder::default(),
             most_frames,
             frames: Vec::new(),
-            pid: std::process::id(),
+            pid: sys::current_pid(),
         }
     }
 

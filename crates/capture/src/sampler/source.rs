@@ -91,8 +91,6 @@ struct Shared {
     unsampled: Mutex<Option<String>>,
     no_samples: NoSamplesWatch,
     is_over: Mutex<bool>,
-    /// No more threads are attached at present.
-    is_paused: AtomicBool,
     counters: ThreadCounters,
     losses: LossTimes,
     waker: Waker,
@@ -129,7 +127,6 @@ impl Sampler {
             unsampled: Mutex::default(),
             no_samples: NoSamplesWatch::new(in_user_code),
             is_over: Mutex::new(false),
-            is_paused: AtomicBool::new(false),
             counters,
             losses: LossTimes::default(),
             waker: waker.clone(),
@@ -164,11 +161,6 @@ impl Sampler {
     pub fn slow_down(&self, times: f64) {
         let first = Rate::of(self.0.periods.full_ns).slowed(times);
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
-    }
-
-    /// Sets whether attaching is suspended.
-    pub fn set_paused(&self, is_paused: bool) {
-        self.0.is_paused.store(is_paused, Ordering::Relaxed);
     }
 
     /// The flag is true if it is less than was requested.
@@ -503,9 +495,6 @@ impl AttachThreads for Sampler {
         #[cfg(any(test, feature = "_test"))]
         if let Some(scripted) = self.0.scripted.get() {
             scripted.attach(thread);
-            return;
-        }
-        if self.0.is_paused.load(Ordering::Relaxed) {
             return;
         }
         sys::read_filters();

@@ -6,11 +6,10 @@ use std::sync::atomic::AtomicU64;
 /// Counters of threads, shared by all clones.
 pub type ThreadCounters = Arc<ThreadCounts>;
 
-/// One counter for each cause. `attached` and `deferred` count times, `sampled` and `unsampled` threads.
+/// One counter for each cause. `attached` and `attach_deferred` count times, `sampled` and `unsampled` threads.
 #[derive(Debug, Default)]
 #[allow(missing_docs, reason = "`ThreadStats` of `tracing-profiling` has them")]
 pub struct ThreadCounts {
-    pub paused: AtomicU64,
     pub attach_deferred: AtomicU64,
     pub attached: AtomicU64,
     pub sampled: AtomicU64,

@@ -428,7 +428,7 @@ impl Drop for SuspendCounting {
     }
 }
 
-/// Whether an [`SuspendCounting`] lives on the calling thread.
+/// Whether a [`SuspendCounting`] lives on the calling thread.
 #[inline]
 pub fn is_uncounted() -> bool {
     COUNTS.with(|counts| counts.sample_at.get() == NEVER)

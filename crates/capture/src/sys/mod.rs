@@ -62,7 +62,7 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    Files, KernelFile, PerfRing, address_space_left, blocked, cpu_ns_of, current_tid,
+    Files, KernelFile, PerfRing, address_space_left, blocked, cpu_ns_of, current_pid, current_tid,
     forbidden_calls, has_ended, is_mapped_as, log_between_forks, mapped_now, mappings, memory_file,
     on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting, own_thread,
     own_threads, owner_of_lock, path_of_open, process_cpu_ns, program_path, read_filters,

@@ -89,7 +89,10 @@ pub unsafe fn copy_any(from: *const u8, to: *mut u8, length: usize) {
 }
 
 pub fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
-    NonNull::new(Box::leak(vec![0_u8; bytes].into_boxed_slice()).as_mut_ptr())
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).ok()?;
+    memory.resize(bytes, 0_u8);
+    NonNull::new(Box::leak(memory.into_boxed_slice()).as_mut_ptr())
 }
 
 /// # Safety
@@ -122,6 +125,7 @@ stubs! {
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
     fn process_cpu_ns() -> Option<u64> = None;
+    fn current_pid() -> u32 = std::process::id();
     fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();

@@ -192,6 +192,8 @@ impl Modules {
             let known = old_here.filter(|_| !is_new).and_then(|old| self.get(old.id));
             module.content = match known {
                 Some(known) => known.content.clone(),
+                // It would get no number: its content, up to 8 MiB, is not read in vain each time.
+                None if old_here.is_none() && self.all.len() >= MAX_MODULES => continue,
                 None => module.read_content(listed),
             };
             let entry = match old_here.filter(|old| self.is_same(old, &module)) {

@@ -83,6 +83,12 @@ fn read(tid: u32, file: &str) -> io::Result<Vec<u8>> {
 
 /// Fails where `/proc` is that of another PID namespace, which knows threads by other ids.
 fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
+    check_proc()?;
+    Ok(format!("/proc/self/task/{tid}/{file}").into())
+}
+
+/// Fails where `/proc` is that of another PID namespace.
+fn check_proc() -> io::Result<()> {
     static IS_OWN: AtomicBool = AtomicBool::new(false);
     if !IS_OWN.load(Ordering::Relaxed)
         && let Ok(own) = fs::read_link("/proc/thread-self")
@@ -92,7 +98,7 @@ fn path(tid: u32, file: &str) -> io::Result<PathBuf> {
         }
         IS_OWN.store(true, Ordering::Relaxed);
     }
-    Ok(format!("/proc/self/task/{tid}/{file}").into())
+    Ok(())
 }
 
 pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
@@ -119,6 +125,7 @@ fn schedstat_in(text: &str) -> Option<Schedstat> {
 /// The ids of this process' threads.
 pub fn own_threads() -> io::Result<Vec<u32>> {
     const MAX_LISTS: usize = 16;
+    check_proc()?;
     let own = current_tid();
     // If the thread at which the kernel stands has just ended, it goes on by number, and the list can lack others.
     for _ in 0..MAX_LISTS {

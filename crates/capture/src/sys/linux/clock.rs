@@ -94,6 +94,11 @@ pub(crate) fn monotonic_raw_ns() -> u64 {
 pub(super) fn records_ahead_ns() -> i64 {
     static AHEAD: OnceLock<i64> = OnceLock::new();
     *AHEAD.get_or_init(|| {
+        // The offsets are those of the namespace for children.
+        let namespace = |name| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
+        if namespace("time") != namespace("time_for_children") {
+            return 0;
+        }
         let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
         offset_in(&offsets).unwrap_or(0).saturating_neg()
     })

@@ -18,6 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::clock::{monotonic_raw_ns, records_ahead_ns};
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
+use super::thread::current_pid;
 
 /// A page of counters and a power of two of pages of records, in perf's layout.
 ///
@@ -61,7 +62,7 @@ impl RingMemory {
             rustix::mm::mmap(ptr::null_mut(), length, READ_WRITE, MapFlags::SHARED, event, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let (home, ahead_ns) = (std::process::id(), records_ahead_ns());
+        let (home, ahead_ns) = (current_pid(), records_ahead_ns());
         Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
     }
 
@@ -77,7 +78,7 @@ impl RingMemory {
             page_size,
             data_size,
             guard_size: page_size,
-            home: std::process::id(),
+            home: current_pid(),
             ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
@@ -91,7 +92,7 @@ impl RingMemory {
 
     /// Whether this process mapped it. Only that one may stop its writer or unmap it.
     pub(super) fn is_at_home(&self) -> bool {
-        self.home == std::process::id()
+        self.home == current_pid()
     }
 
     /// The time of a record by this process' clock.

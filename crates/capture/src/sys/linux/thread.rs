@@ -24,6 +24,11 @@ pub fn current_tid() -> u32 {
     gettid().as_raw_nonzero().get() as u32
 }
 
+/// Not by the C library, of which a child of a raw `clone` could be given its parent's.
+pub fn current_pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
 pub(crate) fn current_thread() -> OsThread {
     let name = rustix::thread::name().unwrap_or_default();
     OsThread::new(current_tid(), name.to_bytes())
@@ -139,7 +144,7 @@ pub(crate) fn stack_bounds() -> Option<Range<u64>> {
         let here = 0_u8;
         (&raw const here).addr() as u64
     };
-    if current_tid() == std::process::id()
+    if current_tid() == current_pid()
         && let Some(stack) = main_stack().filter(|stack| stack.contains(&here))
     {
         return Some(stack);

@@ -29,7 +29,7 @@ use super::modules::can_read_by_system_call;
 use super::ring::{MAX_READ, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
-use super::thread::{are_signals_used_up, current_tid, is_own_thread, own_status};
+use super::thread::{are_signals_used_up, current_pid, current_tid, is_own_thread, own_status};
 use crate::sys::poll::{Waker, Wakeups};
 use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, WhyRefused};
 
@@ -275,7 +275,7 @@ impl HandlerRing {
             stack,
             stack_bytes: u64::from(request.stack_bytes),
             period_ns: request.period_ns,
-            ids: u64::from(tid) << 32 | u64::from(std::process::id()),
+            ids: u64::from(tid) << 32 | u64::from(current_pid()),
             lost: AtomicU64::new(0),
             position: AtomicU64::new(0),
             step: request.position_step,
