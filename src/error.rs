@@ -68,7 +68,7 @@ impl Error {
         })
     }
 
-    /// The same error, with `what` replaced by `name`.
+    /// Replaces `what` of the error by `name`.
     pub(crate) fn found_in(mut self, name: &'static str) -> Self {
         if let Problem::Text { what, .. } = &mut self.0 {
             *what = name;
@@ -141,10 +141,10 @@ pub enum FlushError {
     /// The exporter fails, or its receiver is away or refuses profiles, for this reason.
     #[error("profiles cannot be exported: {0}")]
     ExporterFails(String),
-    /// That number of profiles with a reported id was lost since the last call; [`Stats`](crate::Stats) and the log say why.
+    /// So many profiles with a reported id were lost since the last call; [`Stats`](crate::Stats) and the log say why.
     #[error("{0} profiles were lost")]
     ProfilesLost(u64),
-    /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    /// The call was made on a thread of the layer, which would wait for itself: in an exporter or a callback.
     #[error("called on a thread of the profiling layer")]
     OwnThread,
     /// Too many callers wait already.
@@ -193,7 +193,7 @@ pub enum ProfileError {
          time"
     )]
     OutOfRange,
-    /// It was called on a thread of the layer, which would wait for itself: in an exporter or a callback.
+    /// The call was made on a thread of the layer, which would wait for itself: in an exporter or a callback.
     #[error("called on a thread of the profiling layer")]
     OwnThread,
     /// The layer's threads did not answer in time.

@@ -27,8 +27,8 @@ use crate::sys::SuspendCounting;
 
 /// A handle to a [`ProfilingLayer`](crate::ProfilingLayer) that has become part of a subscriber.
 ///
-/// It does not keep the layer alive. If the layer was dropped or is off, waiting methods return immediately and all
-/// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what such a layer still delivers.
+/// The handle does not keep the layer alive. If the layer was dropped or is off, waiting methods return at once and all
+/// numbers are 0; but [`flush`](Self::flush) and [`shutdown`](Self::shutdown) wait for what it still delivers.
 #[derive(Clone, Debug)]
 pub struct Handle(Weak<Control>, Arc<OnceLock<Arc<ShutdownResult>>>);
 
@@ -148,7 +148,7 @@ impl Handle {
         self.find_threads().ok()
     }
 
-    /// The same, or why there is none.
+    /// Like [`threads`](Self::threads), but returns why there is no dump.
     pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoAnswer> {
         self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
     }

@@ -247,12 +247,12 @@ impl SelfFilter {
 
 /// The layer of `tracing-opentelemetry` in [`ProfilingLayer::with_opentelemetry`](crate::ProfilingLayer::with_opentelemetry).
 ///
-/// It does what that layer does. Only the maximum level is that of both: right over a registry, a tree of layers has the
-/// level of its last layer alone.
+/// The wrapper does what that layer does. Only the maximum level is that of both: right over a registry, a tree of
+/// layers has the level of its last layer alone.
 pub struct WithOpenTelemetry<L> {
     layer: L,
     marker: FilterOf<Registry>,
-    /// That layer filters itself.
+    /// The wrapped layer filters itself.
     is_filtered: AtomicBool,
 }
 

@@ -29,12 +29,12 @@ impl<T: Send + Sync> Layers<T> {
         while end().set(entry).is_err() {}
     }
 
-    /// That of the layer with this number, unless the layer has been dropped.
+    /// Returns what the layer with this number shares, unless the layer has been dropped.
     pub(crate) fn get(&self, number: u32) -> Option<Arc<T>> {
         self.entries().find(|entry| entry.number == number)?.of_layer.upgrade()
     }
 
-    /// Those of all layers that have not been dropped.
+    /// Returns what the layers share that have not been dropped.
     pub(crate) fn all(&self) -> impl Iterator<Item = Arc<T>> {
         self.entries().filter_map(|entry| entry.of_layer.upgrade())
     }

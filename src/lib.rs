@@ -240,5 +240,5 @@ pub use sys::ProfilingAllocator;
 /// `level = "debug"` it is profiled if a layer or a rule enables that level. Each function with `threshold` or `on_error`
 /// has its own limit of profiles per minute.
 ///
-/// It needs the layer in the subscriber, and on functions that are not async costs no more than `#[tracing::instrument]`.
+/// The attribute needs the layer in the subscriber. On sync functions it costs no more than `#[tracing::instrument]`.
 pub use tracing_profiling_macros::profiled;

@@ -152,7 +152,7 @@ impl LogEvent {
         Self::new(kind, LevelFilter::WARN, message.into())
     }
 
-    /// The same, with the error in a field of its own.
+    /// Like [`warning`](Self::warning), with the error in a field of its own.
     pub(crate) fn failure(kind: LogKind, message: impl Into<String>, error: String) -> Self {
         Self { error: Some(error), ..Self::warning(kind, message) }
     }

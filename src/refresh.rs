@@ -36,7 +36,7 @@ pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send
     _ = sys::spawn("profiling-rules", refresh);
 }
 
-/// It also says that it wants nothing, so that the maximum level does not rise.
+/// Returns a subscriber that wants nothing, also by its level, so that the maximum level does not rise.
 fn wants_nothing() -> Dispatch {
     Dispatch::new(registry().with(LevelFilter::OFF))
 }

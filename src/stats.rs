@@ -299,9 +299,9 @@ counters! {
         counted,
         /// Child spans that were not, because the collector could not keep up.
         dropped_queue_full,
-        /// The same, because they were too deep inside other spans.
+        /// Child spans that were not counted, because they were too deep inside other spans.
         dropped_too_deep,
-        /// The same, because of the limits of memory or spans.
+        /// Child spans that were not counted, because of the limits of memory or spans.
         dropped_memory,
     }
     /// The continuous profile of the process; see [`Builder::continuous`](crate::Builder::continuous). Its samples are among

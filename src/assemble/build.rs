@@ -141,7 +141,7 @@ impl ProfileAssembler<'_> {
         BuiltProfile { profile, modules, spans: all, downsampled, losses }
     }
 
-    /// Those of the spans that a profile shows something of.
+    /// Returns the spans that a profile shows something of.
     fn sampled_spans(
         &self,
         spans: &[SpanKey],

@@ -40,9 +40,9 @@ pub(crate) struct Tables<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpanDetail {
     All,
-    /// Those inside kept spans are one where they have the same name and the same spans around them.
+    /// Spans inside kept spans are one where they have the same name and the same spans around them.
     Names,
-    /// Those inside kept spans belong to them.
+    /// Spans inside kept spans belong to these.
     KeptSpans,
 }
 

@@ -36,7 +36,7 @@ pub trait ProfiledExt: Sized {
         Profiled { inner: self, observed: Observed::new() }
     }
 
-    /// The same for a stream.
+    /// Wraps the stream, so that the profiles of kept spans inside it show where it awaits; see [`Profiled`].
     fn profiled_stream(self) -> Profiled<Self>
     where
         Self: Stream,

@@ -11,13 +11,13 @@ use crate::sys::TAGS;
 
 /// Of more leaves in one poll, the last ones are kept.
 const MOST: usize = 8;
-/// The same while little memory is left.
+/// The limit in place of [`MOST`] while little memory is left.
 pub(super) const MOST_TIGHT: usize = 2;
 
 /// The tags of the clones of a waker: those of one poll differ, so that it is known which was dropped and which woke.
 #[derive(Debug, Default)]
 pub(super) struct PollTags {
-    /// That of the poll's waker, and how many were given beginning with that one.
+    /// The tag of the poll's waker, and how many tags were given, beginning with that one.
     first: AtomicU8,
     given: AtomicU8,
 }
@@ -57,14 +57,14 @@ impl PollTags {
 #[derive(Debug)]
 pub(super) struct PendingLeaf {
     pub(super) span: InnermostSpan,
-    /// That of its clone.
+    /// The tag of the leaf's clone.
     pub(super) tag: u8,
-    /// Its clone was dropped in the same poll: it is not awaited any more.
+    /// The leaf's clone was dropped in the same poll: the leaf is not awaited any more.
     pub(super) is_done: bool,
     pub(super) stack: Option<CopiedStack>,
 }
 
-/// Those of one poll. One leaf takes no memory beside its stack.
+/// The pending leaves of one poll. One leaf takes no memory beside its stack.
 #[derive(Debug, Default)]
 pub(super) struct PendingLeaves {
     /// The oldest first.
@@ -82,7 +82,7 @@ pub(super) struct SpanLeaves {
 }
 
 impl PendingLeaves {
-    /// Those that are awaited, the last first. The last is, if nothing else is known to be.
+    /// Returns the leaves that are awaited, the last first. The last is, if nothing else is known to be.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &PendingLeaf> + Clone {
         let none_is = self.leaves.iter().all(|leaf| leaf.is_done);
         self.leaves.iter().rev().enumerate().filter_map(move |(number, leaf)| {

@@ -35,7 +35,7 @@ pub(super) struct Carried {
     pub(super) woken_at: u64,
     /// The time that it represents, in ticks: of awaits and of delays.
     pub(super) weights: [u64; 2],
-    /// It represents more than one.
+    /// The sample represents more than one await.
     pub(super) is_merged: bool,
     pub(super) is_before_error: bool,
 }
@@ -71,7 +71,7 @@ impl AwaitPlace {
         all.find(|span| spans.is_open_span(span))
     }
 
-    /// The same. Forgets those that have closed, and what was awaited in them.
+    /// Like [`open_span`](Self::open_span), but forgets the spans that have closed, and what was awaited in them.
     pub(super) fn leave_closed(&mut self, spans: &Spans) -> Option<InnermostSpan> {
         let open = self.open_span(spans)?;
         if let Some(closed) = self.around.iter().position(|span| *span == open) {
@@ -118,7 +118,7 @@ impl AwaitPlace {
         self.enter(spans, span);
     }
 
-    /// The same, after another one in the same poll whose leaves are still awaited, unless these are in spans around it.
+    /// A leaf in `span` follows others in the same poll, whose spans go to `beside` unless they are around `span`.
     pub(super) fn go_beside(&mut self, spans: &Spans, span: InnermostSpan) {
         let mut before = std::mem::replace(&mut self.around, std::mem::take(&mut self.spare));
         before.extend(self.span.replace(span));

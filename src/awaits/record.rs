@@ -40,7 +40,7 @@ pub(super) struct FutureRecord {
     pub(super) is_unsure: AtomicBool,
     /// The waker was cloned in this poll, or in the last one.
     pub(super) has_cloned: AtomicBool,
-    /// Its stacks were taken back, and the waker was not cloned since.
+    /// The stacks of the future were taken back, and the waker was not cloned since.
     pub(super) is_taken_back: AtomicBool,
     /// The waker was cloned in no profiled span. It matters only as long as it never was in one.
     pub(super) is_outside: AtomicBool,

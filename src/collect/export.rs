@@ -28,7 +28,7 @@ pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
     /// Memory for profiles that have not been exported yet.
     room: MemoryBudget,
-    /// The same for profiles of the process, which take nothing from those of kept spans.
+    /// Memory for profiles of the process, which take nothing from those of kept spans.
     room_of_process: MemoryBudget,
     most_samples: usize,
 }

@@ -154,7 +154,7 @@ impl Builder {
         self.warn_of_unknown(names_of_process()).with_variables(of_process)
     }
 
-    /// The same, but a malformed value is logged as a warning.
+    /// Like [`with_env`](Self::with_env), but logs a malformed value as a warning.
     pub(crate) fn with_usable_env(self) -> Result<Self, Error> {
         self.warn_of_unknown(names_of_process()).with_each(of_process, Self::without)
     }
@@ -213,7 +213,7 @@ impl Builder {
         self.with_each(variable, |_, error| Err(error))
     }
 
-    /// The same. `wrong` decides what a malformed value does. Each is first tried apart: what fails takes its builder with it.
+    /// Applies each variable; `wrong` handles a malformed value. Each is tried apart, as a failure takes its builder.
     fn with_each(
         self,
         variable: impl Fn(&'static str) -> Result<Option<String>, String>,

@@ -100,7 +100,7 @@ impl Engine {
         delivered.and(reported)
     }
 
-    /// The same as [`flush`](Self::flush), then reports what is lost and stops everything, waiting until `return_by`.
+    /// Flushes as [`flush`](Self::flush), then reports what is lost and stops everything, waiting until `return_by`.
     pub(crate) fn shutdown(&self, deadline: Instant, return_by: Instant) -> FlushResult {
         let _uncounted = SuspendCounting::begin();
         if is_ignored() {

@@ -52,7 +52,7 @@ pub(crate) struct ProcessRequests {
     running: Mutex<Weak<()>>,
     /// Whether the fields of local roots are wanted, in which a sample fell.
     pub(crate) wants_roots: AtomicBool,
-    /// Those that have closed.
+    /// The local roots that have closed, with their fields.
     roots: SegQueue<(SpanKey, RootFields)>,
     /// Samples per second of CPU time for the continuous profile; 0 for none. The collector must be woken after a change.
     pub(crate) continuous_rate: AtomicU32,

@@ -145,7 +145,7 @@ impl RouteHistory {
         both.collect()
     }
 
-    /// The same of one route.
+    /// Compares the mean span of one route with that of `before`. `None` unless both have the route.
     pub fn compare_route(&self, before: &Self, route: &str) -> Option<Comparison> {
         let (before, after) = (before.routes.get(route)?, self.routes.get(route)?);
         Some(compare_sets(&before.references, &after.references))
@@ -186,7 +186,7 @@ impl fmt::Display for Period {
 
 #[cfg(feature = "axum")]
 impl Period {
-    /// That of `2026-11-25T14`, an hour in UTC; anything else is a version.
+    /// Parses an hour in UTC, such as `2026-11-25T14`; anything else is a version.
     pub(crate) fn parse(text: &str) -> Self {
         let time = humantime::parse_rfc3339(&format!("{text}:00:00Z"));
         time.map_or_else(|_| Self::Version(text.to_owned()), |time| Self::Hour(hour_of(time)))

@@ -56,7 +56,7 @@ pub(crate) struct Branch {
 impl Branch {
     pub(crate) const ONLY: Self = Self { count: 1, from: 0, to: 1, of: 1 };
 
-    /// Its part of that much: those of all branches sum to it.
+    /// Returns the branch's part of `all`; the parts of all branches sum to it.
     fn share(self, all: u64) -> u64 {
         let up_to = |part: u32| {
             let up_to = u128::from(all) * u128::from(part) / u128::from(self.of.max(1));
@@ -128,7 +128,7 @@ impl CopiedSample {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pool: BlockPool,
-    /// Those that the collector has not read.
+    /// The samples that the collector has not read.
     pub(crate) samples: ArrayQueue<CopiedSample>,
     pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,

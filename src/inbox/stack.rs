@@ -60,10 +60,10 @@ impl CopiedStack {
 pub(crate) struct LeafStacks {
     /// Of the leaf that cloned the waker last.
     pub(crate) last: Option<CopiedStack>,
-    /// Those before it, the latest first. (A timeout polls its timer last, and what it limits before.)
+    /// The stacks of the leaves before, the latest first. (A timeout polls its timer last, and what it limits before.)
     pub(crate) others: Vec<CopiedStack>,
     /// Which of all these woke the task, if that is known.
     pub(crate) woke: Option<usize>,
-    /// That of what woke the task.
+    /// The stack of what woke the task.
     pub(crate) waker: Option<CopiedStack>,
 }

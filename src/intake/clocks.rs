@@ -13,7 +13,7 @@ use crate::sys;
 pub(crate) struct SampledClocks(HashMap<u32, u64>);
 
 impl SampledClocks {
-    /// Those of all threads now. Those of later ones begin at 0.
+    /// Reads the clocks of all threads. The clocks of later threads begin at 0.
     pub(crate) fn now() -> Self {
         let clocks = sys::own_threads().unwrap_or_default().into_iter();
         Self(clocks.filter_map(|tid| Some((tid, sys::cpu_ns_of(tid)?))).collect())

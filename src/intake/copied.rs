@@ -22,7 +22,7 @@ const AT_ONCE: usize = 8;
 /// The assumed cost where CPU time cannot be read.
 const A_STACK_NS: u64 = 20_000;
 
-/// Those for awaits and for allocations.
+/// The CPU budgets for unwinding the samples of awaits and of allocations.
 pub(super) struct CopiedBudgets {
     awaits: CpuBudget,
     allocations: CpuBudget,

@@ -317,7 +317,7 @@ impl Callsites {
         Some((self.get(choice.number)?, choice.bits))
     }
 
-    /// The same for an open span of which more values are recorded. `bits` is what was known of its values.
+    /// Like [`choose`](Self::choose), for an open span that records more values. `bits` is what was known of them.
     pub(crate) fn choose_again(
         &self,
         number: u64,

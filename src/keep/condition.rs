@@ -25,15 +25,15 @@ pub enum Condition {
     /// The value of a measure is larger than a threshold. [`Measure`] says which measures have such a condition, and how it
     /// is written. It is not met while the value is unknown.
     Above(Measure, Threshold),
-    /// It failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or a
-    /// panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by the
-    /// drop of a future, has not failed.
+    /// The span failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or
+    /// a panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by
+    /// the drop of a future, has not failed.
     Error,
     /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// It took longer than this percentile of the spans with its name, route and rule in the last five to ten minutes, and
-    /// longer than `floor`. The condition takes effect once enough spans were counted that ten are expected above the
-    /// percentile, and not before 100 spans.
+    /// The span took longer than this percentile of the spans with its name, route and rule in the last five to ten
+    /// minutes, and longer than `floor`. The condition takes effect once enough spans were counted that ten are
+    /// expected above the percentile, and not before 100 spans.
     Percentile {
         /// In millionths: 990,000 for `p99`.
         millionths: u32,
@@ -44,7 +44,7 @@ pub enum Condition {
     Always,
     /// One in this number of spans, chosen at random, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
-    /// It stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
+    /// The span stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
     ///
     /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
     ///
@@ -53,7 +53,7 @@ pub enum Condition {
     Hung(Duration),
     /// Never treat the span as hanging.
     NeverHung,
-    /// It is open for longer than this, entered or not. Its profile up to then is exported while it is open.
+    /// The span is open for longer than this, entered or not. Its profile up to then is exported while it is open.
     Open(Duration),
 }
 

@@ -13,13 +13,13 @@ const NO_LIMIT: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct ExporterHealth {
-    /// It would accept a profile now.
+    /// The exporter would accept a profile now.
     pub(crate) accepts: AtomicBool,
     /// How many reservations may be given until a profile is delivered.
     permits: AtomicU32,
     /// Profiles that it has refused since the last one that was delivered.
     refused: AtomicU32,
-    /// It reports outcomes later, so only a delivered profile shows that it works.
+    /// The exporter reports outcomes later, so only a delivered profile shows that it works.
     must_prove: bool,
 }
 

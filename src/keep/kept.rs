@@ -175,10 +175,10 @@ pub enum NoProfile {
     /// The system does not allow sampling; the first log line states why.
     #[error("sampling is unavailable")]
     SamplingUnavailable,
-    /// Its threads or their source gave no samples; a log line and [`Handle::source`](crate::Handle::source) state why.
+    /// The span's threads or source gave no samples; the log and [`Handle::source`](crate::Handle::source) state why.
     #[error("its threads were not sampled; an earlier line says why")]
     ThreadsNotSampled,
-    /// Its rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
+    /// The span's rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.
     #[error("over the rate limit of its rule")]
     RateLimit,
     /// Too many profiles wait for export.

@@ -67,7 +67,7 @@ fn swap_panic(panicked: Option<Panicked>) -> Option<Panicked> {
     LAST_PANIC.try_with(swap).ok().flatten().flatten()
 }
 
-/// Those of spans that failed lately, at places that their keys decide. Of spans with equal places, the last has it.
+/// The errors of spans that failed lately, at places that their keys decide. Of spans at one place, the last has it.
 #[derive(Debug)]
 pub(crate) struct LoggedErrors(Box<[Mutex<Known>]>);
 

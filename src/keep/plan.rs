@@ -77,7 +77,7 @@ pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
 /// A span that is open for this multiple of what is too slow is one that contains requests, such as a connection or
 /// `main`, unless its rule judges how long it is.
 const LONG_TIMES: u32 = 10;
-/// The same for one whose rule does, and at least: a request that awaits some timeouts is not longer.
+/// [`LONG_TIMES`] where the rule judges that, and the least time: a request that awaits some timeouts is not longer.
 const LONG_TIMES_SLOW: u32 = 100;
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 

@@ -56,7 +56,7 @@ pub(crate) struct Callsite {
     pub(crate) rule: Arc<CompiledRule>,
     /// Present if values select between this plan and others.
     pub(super) fields: Option<Arc<FieldRules>>,
-    /// Those of all spans of this rule and name, if it has a percentile.
+    /// The histograms of all spans of this rule and name, if it has a percentile.
     pub(super) histograms: Option<Arc<WallHistograms>>,
 }
 

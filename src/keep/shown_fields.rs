@@ -163,7 +163,7 @@ impl FieldValues {
         }
     }
 
-    /// Those that name the route of a request.
+    /// Returns the fields that name the route of a request.
     pub(crate) fn to_route(&self) -> Vec<(&'static str, String)> {
         of_route(&self.0).map(|(name, segments)| (name, segments.joined())).collect()
     }

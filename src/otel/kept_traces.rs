@@ -65,11 +65,11 @@ static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
 /// # }
 /// ```
 ///
-/// It holds the spans of a trace that ended, as far as they are of this process, until none of them is open. All of them go
-/// on if a layer of this crate kept one, which sets [`profile.reason`](crate::span_attributes), or the status of one is an
-/// error: at once, and those that end later with them. Of the other traces one in *n* goes on at its end, chosen by the
-/// randomness of its id as OpenTelemetry specifies it, so that processes with the same *n* choose the same traces. The rest
-/// is dropped. [`TraceStats`] counts all of this; the [guide](crate::guide::kept_traces) has the limits.
+/// The processor holds the spans of a trace that ended, as far as they are of this process, until none of them is open.
+/// All of them go on if a layer of this crate kept one, which sets [`profile.reason`](crate::span_attributes), or the
+/// status of one is an error: at once, and those that end later with them. Of the other traces one in *n* goes on at
+/// its end, chosen by the randomness of its id as OpenTelemetry specifies it, so processes with the same *n* choose the
+/// same. The rest is dropped. [`TraceStats`] counts this; the [guide](crate::guide::kept_traces) has the limits.
 ///
 /// Spans are passed on by a thread, which waits while the other processor has no room. The program never waits. The other
 /// processor learns of the start of each span (`on_start`), also of those that are dropped later.
@@ -211,7 +211,7 @@ pub(crate) fn trace_stats() -> TraceStats {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum TraceVerdict {
     Open,
-    /// Its spans go on, with that rejection threshold if it is known.
+    /// The spans of the trace go on, with that rejection threshold if it is known.
     GoesOn(Option<u64>),
     Dropped,
 }
@@ -236,7 +236,7 @@ struct Trace {
 #[derive(Default)]
 struct Shard {
     traces: HashMap<TraceId, Trace>,
-    /// Those that went on and have no open span, and since when.
+    /// The traces that went on and have no open span, and since when.
     followed: BTreeSet<(Instant, [u8; 16])>,
     /// The number of traces so far.
     begun: u64,

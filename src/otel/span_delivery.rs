@@ -24,7 +24,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_SHUTDOWN: Duration = Duration::from_secs(60 * 60);
 
-/// Those of all processors of the process.
+/// The counters of all processors of the process.
 pub(super) static COUNTERS: LazyLock<TraceCounters> = LazyLock::new(TraceCounters::default);
 
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(super) struct SpanOutbox {
 
 struct SharedBytes {
     left: AtomicUsize,
-    /// Those of spans that wait to be passed on.
+    /// The bytes of spans that wait to be passed on.
     waiting: AtomicUsize,
     most_waiting: usize,
     ends_at: OnceLock<Instant>,
@@ -149,7 +149,7 @@ struct SpanDelivery {
     shared: Arc<SharedBytes>,
     /// The number of spans since the processor was last known to have room.
     unflushed: usize,
-    /// It has not answered, and may have no room for further questions.
+    /// The processor has not answered, and may have no room for further questions.
     is_stuck: bool,
 }
 

@@ -11,7 +11,7 @@ const DEFAULT_ONE_IN: u32 = 100;
 pub(crate) struct TraceChoice {
     /// 0 for none.
     pub(crate) one_in: u32,
-    /// Those that come from a remote parent with the sampled flag.
+    /// Traces that come from a remote parent with the sampled flag go on.
     pub(crate) sampled_parents: bool,
 }
 

@@ -50,9 +50,9 @@ pub(super) struct Delivery {
     lost: u64,
     age: Duration,
     has_logged_loss: bool,
-    /// It was logged that it accepts no profile, and it has accepted none since.
+    /// The log says that the exporter accepts no profile, and it has accepted none since.
     has_logged_failure: bool,
-    /// The same of profiles of the process.
+    /// The log says that the exporter accepts no profile of the process, and it has accepted none since.
     has_logged_process: bool,
     /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
     warned: Option<Instant>,

@@ -26,7 +26,7 @@ pub(super) enum ExportJob {
 pub(super) struct ExportThread {
     pub(super) jobs: Receiver<ExportJob>,
     pub(super) delivery: Delivery,
-    /// It is written by the thread that a file system already can block.
+    /// The exporting thread writes the history, since a file system can block it already.
     pub(super) history: HourlyHistory,
     pub(super) _delivers: Sender<Infallible>,
 }

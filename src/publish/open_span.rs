@@ -10,9 +10,9 @@ use crate::span::SpanKey;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenSpan {
-    /// Its name.
+    /// The name of the span.
     pub name: String,
-    /// Its target.
+    /// The target of the span.
     pub target: String,
     /// The values of its shown fields.
     pub fields: Vec<(&'static str, String)>,
@@ -34,9 +34,9 @@ pub struct OpenSpan {
 pub enum OpenState {
     /// A thread is in it.
     Entered,
-    /// Its future, or that of a span inside it, awaits something.
+    /// The future of the span, or that of a span inside it, awaits something.
     Awaiting,
-    /// That future was woken, and its executor has not polled it yet.
+    /// The awaiting future was woken, and its executor has not polled it yet.
     Woken,
     /// No thread is in it, and what it awaits is not known, since its future is not
     /// [`Profiled`](crate::Profiled).

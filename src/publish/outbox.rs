@@ -37,7 +37,7 @@ pub(super) struct Outgoing {
     pub(super) content: Content,
     pub(super) since: Instant,
     pub(super) is_repeated: bool,
-    /// It is a continuous profile, to which no span refers.
+    /// The profile is a continuous one, to which no span refers.
     pub(super) is_of_process: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Content {
     Whole(Box<HeldProfile>),
     /// A remote has accepted it.
     Encoded { stem: String, message: Arc<[u8]> },
-    /// It is in the fallback directory of a remote.
+    /// The profile is in the fallback directory of a remote.
     Stored(PathBuf),
 }
 
@@ -74,7 +74,7 @@ impl Outgoing {
 
 pub(super) struct Outbox {
     pub(super) limits: QueueLimits,
-    /// Those in the fallback directory are the last: they are sent when no others wait.
+    /// The profiles in the fallback directory are the last: they are sent when no others wait.
     pub(super) queue: VecDeque<Outgoing>,
     /// What a remote has been given, and has not answered. Without a profile, so that none is at risk, only whether it would
     /// accept one: it has failed before.

@@ -14,7 +14,7 @@ const MOST: usize = 1_000;
 /// A kept span, and what the log says of it.
 #[derive(Clone, Debug)]
 pub(crate) struct RecentlyKept {
-    /// That of the profile, or without one a name that no other kept span has, in this process or in an earlier one.
+    /// The id of the profile, or without one a name that no other kept span has, in this process or in an earlier one.
     pub(crate) id: String,
     /// With one span: the first one.
     pub(crate) kept: Kept,

@@ -60,7 +60,7 @@ pub(crate) struct Throw(u32);
 pub(crate) struct CohortHash(u64);
 
 impl CohortHash {
-    /// That of spans of a callsite.
+    /// Returns the hash for spans of a callsite.
     #[inline]
     pub(crate) fn of(callsite: &'static Metadata<'static>) -> Self {
         // The first bits of the product are mixed best, and the address differs in the middle.

@@ -47,7 +47,7 @@ pub(crate) struct References {
     context: HtmlContext,
     pub(crate) choice: SpanChoice,
     pub(crate) totals: RouteTotals,
-    /// Those that have closed, until the collector has read all of their samples.
+    /// The reference spans that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
     /// Each profile of a reference span between the collector and what is typical has another one.
     on_way: Arc<()>,

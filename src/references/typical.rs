@@ -80,7 +80,7 @@ impl TypicalProfile {
         Arc::new(mean)
     }
 
-    /// The same for a reader of its own: with an id, which is that of no kept span, and as if it ended at that time.
+    /// [`mean`](Self::mean) for one reader: with an id that no kept span has, as if it ended at `now_unix_ns`.
     #[cfg(feature = "axum")]
     pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
         use crate::profile::{Attribute, Value};

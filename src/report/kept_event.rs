@@ -453,7 +453,7 @@ fn many_children(many: &ChildTotals) -> String {
     format!("{} × `{name}`, {} {order}{open}", many.count, Ns(many.total_ns))
 }
 
-/// That the samples represent little of the on-CPU time, as of threads that ran for less than the time between two samples.
+/// Says that the samples represent little of the on-CPU time, as of threads that ran for less than a sampling interval.
 fn uncovered(kept: &Kept) -> Option<String> {
     const LITTLE: f64 = 0.5;
     let share = kept.coverage.filter(|share| *share < LITTLE)?;

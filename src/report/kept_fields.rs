@@ -76,7 +76,7 @@ static METADATA: Metadata<'static> = tracing::metadata! {
 pub(crate) struct Fields(Vec<(&'static str, Box<dyn Value>)>);
 
 impl Fields {
-    /// Those of a kept span. `has_profile` adds what the profile shows.
+    /// Returns the fields of a kept span. `has_profile` adds what the profile shows.
     pub(crate) fn of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Self {
         /// Nothing is said of a larger coverage.
         const NEARLY_ALL: f64 = 0.9;

@@ -36,9 +36,9 @@ pub(crate) struct ChildTimes {
 
 /// The time in which at least one of several spans was open: intervals in order, with time between them.
 ///
-/// It is exact for any order of the spans, up to as many intervals as are kept. Beyond that, the two earliest become one
-/// with the length of the gap between them, which is still exact unless a span that is added later covers a part of that
-/// one: its share of the gaps then counts as covered.
+/// The time is exact for any order of the spans, up to as many intervals as are kept. Beyond that, the two earliest
+/// become one with the length of the gap between them, which is still exact unless a span that is added later covers a
+/// part of that one: its share of the gaps then counts as covered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct OpenTime(Vec<ChildInterval>);
 

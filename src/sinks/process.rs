@@ -23,9 +23,9 @@ pub(crate) struct ProcessSamples {
     /// The names of threads by number, each with one of the threads that have it.
     threads: Vec<OsThread>,
     numbers: HashMap<String, u32>,
-    /// Those that samples fell in, and their local roots.
+    /// The spans that samples fell in, and their local roots.
     spans: HashMap<SpanKey, ProcessSpan>,
-    /// Those of them of which more may become known.
+    /// The spans of which more may become known.
     open: Vec<SpanKey>,
     weight_ns: u64,
     /// Samples from before are not part of it.
@@ -38,7 +38,7 @@ pub(crate) struct ProcessPlace {
     /// The number of its name; `None` if there are too many.
     thread: Option<u32>,
     pub(crate) span: Option<SpanKey>,
-    /// It did not run: known of wall time.
+    /// The thread did not run: known of wall time.
     pub(crate) is_blocked: bool,
 }
 
@@ -166,7 +166,7 @@ impl ProcessSamples {
         }
     }
 
-    /// Those of which nothing is known yet: their threads have met no hook since.
+    /// Returns the spans of which nothing is known yet: their threads have met no hook since.
     pub(crate) fn unknown_spans(&self) -> impl Iterator<Item = SpanKey> {
         self.open
             .iter()
@@ -200,7 +200,7 @@ impl ProcessSamples {
         totals.map(move |(stack, place, total)| (self.totals.stacks.frames(stack), place, total))
     }
 
-    /// The same, with those of one stack, thread name and label as one: those with the most weight first.
+    /// Like [`totals`](Self::totals), but merges those of one stack, thread name and label; the most weight first.
     pub(crate) fn totals_by<L: Copy + Ord>(
         &self,
         mut label: impl FnMut(SpanKey) -> Option<L>,

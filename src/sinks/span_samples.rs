@@ -26,13 +26,13 @@ pub(crate) struct NewSample<'a> {
     pub(crate) stack: &'a Stack,
 }
 
-/// The same, of a span that is still open, or whose root is: 24 bytes.
+/// A [`NewSample`] as it is stored, of a span that is still open, or whose root is: 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredSample {
     pub(crate) time_ns: u64,
     pub(crate) weight: u64,
     pub(crate) stack: StoredStack,
-    /// Its thread's number, and [`INSIDE`].
+    /// The number of the sample's thread, and [`INSIDE`].
     pub(super) thread: u32,
 }
 
@@ -46,7 +46,7 @@ impl StoredSample {
         self.thread & INSIDE != 0
     }
 
-    /// The same in the span around its own.
+    /// Returns the sample as one of the span around its own.
     pub(super) fn in_span_around(self) -> Self {
         Self { thread: self.thread | INSIDE, ..self }
     }
@@ -162,7 +162,7 @@ pub(crate) enum PendingState {
     Open,
     /// The span has closed, and is here only for the spans around it.
     Closed,
-    /// It has closed, and a profile has its samples.
+    /// The span has closed, and a profile has its samples.
     Exported,
 }
 
@@ -173,7 +173,7 @@ pub(crate) struct KindSamples {
     pub(crate) downsampling: Downsampling,
     /// How many were merged into others.
     pub(crate) downsampled: u64,
-    /// Those without memory that a profile shows all the same.
+    /// The samples for which there was no memory, and which a profile shows all the same.
     pub(crate) lost: Lost,
 }
 
@@ -244,7 +244,7 @@ impl SpanSamples {
         BYTES_A_SPAN + children + self.kinds.values().map(bytes).sum::<usize>()
     }
 
-    /// Its samples are about to be dropped.
+    /// Removes what the samples refer to from `tables`, before the samples are dropped.
     pub(crate) fn release(&self, tables: &mut SampleTables) {
         let samples = self.kinds.values().flat_map(|of_kind| &of_kind.samples);
         samples.for_each(|sample| tables.remove(sample));

@@ -21,7 +21,7 @@ pub(crate) struct Stack {
     pub(crate) holder: Option<Holder>,
     /// The span grew old during this wait, whose time therefore includes shorter waits before it.
     pub(crate) holds_others: bool,
-    /// It was awaited last before an error was logged.
+    /// The leaf was awaited last before an error was logged.
     pub(crate) is_before_error: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// It was in no span, or that is not known.
+    /// The holder was in no span, or its span is not known.
     pub(crate) const NO_SPAN: u64 = u64::MAX;
 
     /// Who holds the lock for which thread `tid` waits, if the lock states it.
@@ -57,7 +57,7 @@ pub(crate) enum StackLeaf {
     Running,
     /// Not a thread, but a future that was woken and not polled.
     Scheduling,
-    /// The same, with the number of the name of the span that was on the thread.
+    /// Like [`Scheduling`](Self::Scheduling), with the number of the name of the span that was on the thread.
     SchedulingBehind(u64),
     /// A future that was woken once the span with that number of a name left the thread.
     AwaitingUntil(u64),
@@ -93,7 +93,7 @@ pub(crate) enum StackEntry {
     HolderSpan(u64),
     StackLeaf(StackLeaf),
     Code(ModuleAddress),
-    /// The same, inferred rather than certain.
+    /// Code that is inferred rather than certain.
     Inferred(ModuleAddress),
     /// How it ended, unless that is [`UnwindEnd::Root`].
     End(UnwindEnd),

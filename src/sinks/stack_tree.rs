@@ -52,7 +52,7 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
         self.add_within(frames, usize::MAX).unwrap_or(StoredStack::EMPTY)
     }
 
-    /// The same, if what is new of it takes no more memory than that.
+    /// Like [`add`](Self::add), but only if what is new of the stack takes at most `most_bytes` of memory.
     pub(crate) fn add_within(
         &mut self,
         frames: impl DoubleEndedIterator<Item = F> + Clone,

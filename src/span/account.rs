@@ -303,7 +303,7 @@ impl AllocationSums {
         get_allocations(&self.of_owner).and(get_allocations(&self.of_others))
     }
 
-    /// Those of spans inside it included.
+    /// Returns the allocations of the span and of the spans inside it.
     pub(crate) fn all(&self) -> Allocations {
         self.own().and(get_allocations(&self.inside))
     }

@@ -328,7 +328,7 @@ impl Spans {
         self.child_closes.len() > CHILD_CLOSES / 2
     }
 
-    /// Those that were reported until now.
+    /// Takes the child closes that were reported until now.
     pub(crate) fn take_child_closes(&self) -> impl Iterator<Item = ChildClose> {
         (0..self.child_closes.len()).map_while(|_| self.child_closes.pop())
     }

@@ -1,4 +1,4 @@
-//! SpanSnapshot spans.
+//! How spans close.
 
 use std::sync::atomic::Ordering;
 
@@ -47,9 +47,9 @@ impl SpanSnapshot {
 pub(crate) struct Ancestor {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// It is or was entered.
+    /// The span is or was entered.
     pub(crate) was_entered: bool,
-    /// It was open for long at the time in question, as a connection or `main` is.
+    /// The span was open for long at the time in question, as a connection or `main` is.
     pub(crate) is_long: bool,
 }
 

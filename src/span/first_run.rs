@@ -37,8 +37,8 @@ impl SpawnedAt {
         Self { at: Instant::now(), within }
     }
 
-    /// It begins to run. `None` if it did not wait for long, or if this thread is still or again in the span in which it was
-    /// made: then that one runs it itself, and did other things before.
+    /// The future or closure begins to run. `None` if it did not wait for long, or if this thread is still or again in
+    /// the span in which it was made: then that one runs it itself, and did other things before.
     pub(crate) fn begin(self, is_in_span: impl FnOnce(SpanKey) -> bool) -> Option<PollingFirst> {
         let began = Instant::now();
         let waited = began.saturating_duration_since(self.at);

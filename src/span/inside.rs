@@ -99,7 +99,7 @@ impl Sum {
         }
     }
 
-    /// The same if the span is open, which then cannot close during this. If it has closed, nothing is left of the sum.
+    /// Moves the sum if the span is open, which then cannot close during this. If it has closed, no sum is left.
     fn move_to_slot(&self, table: &SlotTable) {
         let key = self.key.load(Ordering::Relaxed);
         let slot = RegistryId::new(self.id.load(Ordering::Relaxed)).and_then(|id| table.get(id));

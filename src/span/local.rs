@@ -35,9 +35,9 @@ struct Here {
     /// The layer whose state is in `state`, or 0, and the number of unmatched spans entered above its innermost
     /// segment. Kept outside the state, so that entering an unmatched span touches nothing else.
     first: Cell<First>,
-    /// That layer's state, taken out while a hook uses it. (A closure over it would not be inlined, and its captures
-    /// would go through memory.) It has no destructor, since a thread-local with one checks at each access whether it
-    /// is alive; `OTHERS` drops it.
+    /// The state of the layer in `first`, taken out while a hook uses it. (A closure over it would not be inlined, and
+    /// its captures would go through memory.) It has no destructor, since a thread-local with one checks at each access
+    /// whether it is alive; `OTHERS` drops it.
     state: Cell<Option<ManuallyDrop<Box<ThreadState>>>>,
 }
 
@@ -485,8 +485,8 @@ impl ThreadState {
         true
     }
 
-    /// The same, on a thread that is deeper in spans than it ever was, or for a segment whose exit has more to record.
-    /// With the `depth` of the segment where that is not one more than that of the segment below.
+    /// Like [`push`](Self::push), on a thread that is deeper in spans than it ever was, or for a segment whose exit has
+    /// more to record. With the `depth` of the segment where that is not one more than that of the segment below.
     pub(super) fn push_slowly(
         &mut self,
         id: RegistryId,

@@ -106,7 +106,7 @@ pub(crate) enum AncestryFrom {
 pub(crate) enum GivenParent {
     /// The span that is entered on this thread, if any.
     Contextual,
-    /// The same, where a filter of the program can hide enters from the layer.
+    /// Like [`Contextual`](Self::Contextual), where a filter of the program can hide enters from the layer.
     ContextualBehindFilter,
     None,
     Span(RegistryId),

@@ -76,7 +76,7 @@ impl Spans {
         });
     }
 
-    /// Those of the spans that are open.
+    /// Returns the `wanted` spans that are open.
     pub(crate) fn find_open(&self, wanted: &HashSet<SpanKey>) -> Vec<OtherSpan> {
         let mut open = Vec::new();
         if !wanted.is_empty() {

@@ -61,7 +61,7 @@ pub(super) const SUSPENDED: u32 = 1 << 8;
 const HAS_GAPS: u32 = 1 << 9;
 /// The enter suspended or resumed segments below, so the exit has to check them.
 pub(super) const SWITCHED: u32 = 1 << 10;
-/// Its span is innermost or contains the one that is. Set only while segments are suspended and resumed.
+/// The segment's span is innermost or contains the one that is. Set only while segments are suspended and resumed.
 pub(super) const AROUND: u32 = 1 << 11;
 
 /// The number of ancestors from which on a span is one of the deepest.

@@ -44,7 +44,7 @@ pub(crate) struct Slot {
     owner: AtomicU32,
     /// How many times the owner is currently in the span.
     owner_entered: AtomicU32,
-    /// The same for all other threads together.
+    /// How many times all other threads together are currently in the span.
     others_entered: AtomicU32,
 
     opened: AtomicU64,
@@ -236,7 +236,7 @@ impl Slot {
         self.samples_from_after(now, 0)
     }
 
-    /// The same for a span that is `more` ticks older than it knows.
+    /// Like [`samples_from`](Self::samples_from), for a span that is `more` ticks older than it knows.
     #[inline(always)]
     pub(super) fn samples_from_after(&self, now: u64, more: u64) -> u64 {
         let delay_left = match self.is_open_for_long(now) {
@@ -371,7 +371,7 @@ impl Slot {
         self.counts.suspend(now);
     }
 
-    /// It comes back after `ticks`.
+    /// The thread comes back to the span after `ticks`.
     pub(crate) fn resume(&self, ticks: u64) {
         self.counts.resume(ticks);
     }

@@ -105,9 +105,9 @@ pub(crate) enum SpanEvent {
 /// Why a span was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdleCause {
-    /// It is not known: its future is not observed.
+    /// The cause is not known: the span's future is not observed.
     NotObserved,
-    /// Its future or closure had not begun to run. With the span that was on the thread for most of that.
+    /// The future or closure had not begun to run. With the span that was on the thread for most of that.
     NotBegun { behind: Option<OtherSpan> },
 }
 
@@ -127,9 +127,9 @@ const SPAN_EVENTS: usize = 4096;
 /// What is known of a span that was created.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedSpan {
-    /// It is the first span for which the collector must check how long it stays open.
+    /// The span is the first one for which the collector must check how long it stays open.
     pub(crate) is_first_watched: bool,
-    /// It is a local root, or inside one that is open for long, as a connection or `main` is.
+    /// The span is a local root, or inside one that is open for long, as a connection or `main` is.
     pub(crate) is_outermost: bool,
 }
 

@@ -44,7 +44,7 @@ impl Spans {
         self.register_captured_wait(state, now);
     }
 
-    /// The same at an enter or exit of that span, with all that its rule judges.
+    /// Like [`sync_accounts`](Self::sync_accounts), at an enter or exit of that span, with all that its rule judges.
     pub(super) fn sync_judged(&self, state: &mut ThreadState, slot: &Slot, now: u64) {
         if slot.flags() & JUDGES_USAGE != 0 {
             self.sync_usage(state, now);
@@ -245,7 +245,7 @@ impl Spans {
         }
     }
 
-    /// The same at a hook, as far as that [reaches](Inside::set_reach). Returns how many were visited.
+    /// Visits the ancestors at a hook, as far as that [reaches](Inside::set_reach). Returns how many were visited.
     pub(super) fn for_detached(
         &self,
         inside: &Inside,

@@ -1,8 +1,8 @@
 //! Maps a span's registry id to its slot, without hashing or locks.
 //!
-//! It follows the layout of the registry's ids: shard and index, pages that double. The registry does not promise that
-//! layout, so lookups compare the whole id, and a span whose slot is taken goes to a map behind a lock. What hooks read
-//! without a lock is never released.
+//! The table follows the layout of the registry's ids: shard and index, pages that double. The registry does not
+//! promise that layout, so lookups compare the whole id, and a span whose slot is taken goes to a map behind a lock.
+//! What hooks read without a lock is never released.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -31,7 +31,7 @@ pub(crate) struct SlotTable {
     more: OnceLock<Box<[MorePages]>>,
     /// The number of slots outside the table.
     overflow_count: AtomicUsize,
-    /// The same by shard, so that a thread with very many open spans does not make the hooks of others take the lock.
+    /// The slots outside the table by shard, so that a thread with many open spans does not make others take the lock.
     overflow_counts: Box<[AtomicU32]>,
     /// Not a lock of parking_lot: a sampled allocation reads it, and parking_lot allocates while it holds its own table.
     overflow: RwLock<Overflow>,

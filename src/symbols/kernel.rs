@@ -10,7 +10,7 @@ use crate::sys;
 
 #[derive(Debug, Default)]
 pub(super) struct KernelNames {
-    /// Those of the current profile.
+    /// The names of the functions in the current profile, by address.
     functions: HashMap<u64, String>,
     table: Option<KernelTable>,
 }

@@ -40,18 +40,18 @@ pub(crate) enum SymbolProblem {
     LineTables { is_stripped: bool },
     /// The file that was loaded is not there any more.
     Replaced,
-    /// It is not known which files are loaded.
+    /// The loaded files are not known, and why.
     Mappings(String),
     /// The file cannot be read, and why.
     Unreadable(String),
-    /// Its debug information cannot be read or copied, and why.
+    /// The debug information of the file cannot be read or copied, and why.
     DebugUnreadable(String),
     /// The symbols embedded in it cannot be read, and why.
     EmbeddedUnreadable(String),
-    /// Its debug information is larger than the limit; its size in bytes, and whether that limit is the layer's own, not
-    /// what control groups and resource limits leave.
+    /// The debug information of the file is larger than the limit; its size in bytes, and whether that limit is the
+    /// layer's own, not what control groups and resource limits leave.
     TooLarge { bytes: u64, is_own: bool },
-    /// Its debug information has an unsupported compression.
+    /// The debug information of the file has an unsupported compression.
     Compressed(DebugCompression),
     /// The supplementary file of its debug information cannot be read, and why.
     SupplementUnreadable(String),
@@ -63,7 +63,7 @@ pub(crate) enum SymbolProblem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DebugCompression {
     Zstd,
-    /// That of sections named `.zdebug_`, which older tools write.
+    /// The compression of sections named `.zdebug_`, which older tools write.
     Old,
 }
 

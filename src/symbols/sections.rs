@@ -28,7 +28,7 @@ impl Sizes {
 /// What a file has symbols of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SymbolContent {
-    /// It has a symbol table, not only what it exports.
+    /// The file has a symbol table, not only what it exports.
     pub(super) has_functions: bool,
     pub(super) has_lines: bool,
     /// A part of the debug information is in other files (`.dwo`, `.dwp`).

@@ -46,7 +46,7 @@ pub(super) struct SymbolFile {
 enum Origin<'a> {
     /// The program's, to which the kernel allows no write.
     Protected,
-    /// That of a module.
+    /// The file of a module, which can be overwritten.
     Overwritable(&'a Module),
     /// A separate debug file that must have this checksum.
     Linked(u32),

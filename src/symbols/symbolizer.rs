@@ -1,7 +1,7 @@
 //! Symbolization with blazesym.
 //!
-//! Its memory has no limit of its own, so sizes of sections are read before a file is opened, and one that does not fit
-//! is opened without its debug information, or not at all.
+//! The memory of blazesym has no limit of its own, so sizes of sections are read before a file is opened, and one that
+//! does not fit is opened without its debug information, or not at all.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -33,9 +33,9 @@ use crate::unwind::Module;
 
 /// Symbolizes profiles, and caches what it has read.
 ///
-/// Its memory grows with the debug information that was used: blazesym maps it and parses the parts that are needed.
-/// The size of each file is therefore checked first, and a file that does not fit is not opened. The symbolizer should
-/// be dropped when it has not been used for a while.
+/// The symbolizer's memory grows with the debug information that was used: blazesym maps it and parses the parts that
+/// are needed. The size of each file is therefore checked first, and a file that does not fit is not opened. The
+/// symbolizer should be dropped when it has not been used for a while.
 #[derive(Debug)]
 pub(crate) struct Symbolizer {
     settings: SymbolSettings,

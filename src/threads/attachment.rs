@@ -23,10 +23,10 @@ pub(crate) struct Attachment {
     attached: Option<Instant>,
     /// How long it stays attached without a demand.
     linger: Duration,
-    /// It attached itself for one span alone, and does not stay attached after that.
+    /// The thread attached itself for one span alone, and does not stay attached after that.
     is_brief: bool,
     timing: Timing,
-    /// It cannot be sampled by a timer: that was refused, or timers do not see its stack.
+    /// The thread cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
     /// The last check left it out only because no thread might be attached.
     is_left_out: bool,
@@ -37,7 +37,7 @@ enum Phase {
     Detached {
         /// When attaching it last failed.
         failed: Option<Instant>,
-        /// It is to be attached again at another rate, so how soon that happens says nothing about its spans.
+        /// The thread is to be attached again at another rate, so how soon that happens says nothing about its spans.
         changes_rate: bool,
     },
     Attached,
@@ -81,7 +81,7 @@ const LONGEST_LINGER: Duration = Duration::from_millis(640);
 pub(crate) struct Timing {
     /// How long a thread stays attached without a demand, at first.
     pub(crate) linger: Duration,
-    /// The same for a thread that attaches itself.
+    /// How long a thread that attaches itself stays attached without a demand, at first.
     pub(crate) own_linger: Duration,
     /// The CPU budget for attaching threads.
     pub(crate) attaching: CpuBudget,

@@ -19,7 +19,7 @@ const MIN_WAIT: Duration = Duration::from_millis(10);
 /// All threads are searched for all such locks at once, which takes some 30 µs for each thread.
 pub(super) const SEARCHES: CpuBudget = CpuBudget::new(1, 20_000_000);
 
-/// It is sought that often, the last time after 20 seconds.
+/// A holder is sought at most this many times, the last time after 20 seconds.
 const MAX_SEARCHES: u32 = 12;
 
 /// How many threads may hold a lock; beyond these, the likeliest.
@@ -105,9 +105,9 @@ impl HolderSearch {
 pub(super) struct HolderCandidate {
     pub(super) thread: OsThread,
     pub(super) span: u64,
-    /// Its CPU time while it was blocked; `None` if it ran.
+    /// The thread's CPU time while it was blocked; `None` if it ran.
     pub(super) blocked_cpu_ns: Option<u64>,
-    /// It waited in a condition variable, perhaps of this lock, or was parked.
+    /// The thread waited in a condition variable, perhaps of this lock, or was parked.
     pub(super) is_in_other_futex: bool,
     /// How often its stack has the lock.
     pub(super) times: u32,

@@ -20,7 +20,7 @@ pub(crate) struct InspectedThread {
     pub(crate) stack: Stack,
     /// The CPU time that it had used by then.
     pub(crate) cpu_ns: Option<u64>,
-    /// It was blocked, but not all the time that the inspection took.
+    /// The thread was blocked, but not all the time that the inspection took.
     has_moved: bool,
 }
 
@@ -94,7 +94,7 @@ fn inspect_once(
 }
 
 impl InspectedThread {
-    /// Its stack. One that runs has that of its newest sample, if it has any, and how long ago that was taken.
+    /// Returns the thread's stack; if it runs, that of its newest sample, if any, and how long ago that was taken.
     pub(crate) fn stack(&self, intake: &Intake) -> (Vec<StackEntry>, Option<Duration>) {
         let store = &intake.sinks.store;
         let span = self.span.filter(|_| self.activity == ThreadActivity::Running);

@@ -116,7 +116,7 @@ pub(super) fn futex_of(call: Call) -> Option<u64> {
 
 /// What the words of a futex say of it.
 enum Futex {
-    /// It belongs to the lock at this address, or so it seems: condition variables count there.
+    /// The futex belongs to the lock at this address, or so it seems: condition variables count there.
     Lock(u64),
     ParkingLot,
     Other,

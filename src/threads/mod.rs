@@ -68,7 +68,7 @@ pub(crate) struct Threads {
     /// Of all threads together.
     budgets: DemandBudgets,
     reading: ReadingTime,
-    /// Those of threads that are over, and may still read them.
+    /// The sampling sessions of threads that are over, and may still read them.
     ended_sessions: Vec<Arc<SamplingSession>>,
     /// Whether the next round can end a session.
     pub(crate) can_end: bool,

@@ -56,7 +56,7 @@ impl SampledThreads {
         self.active.len() > before
     }
 
-    /// Those that are not parked, by their threads' ids.
+    /// Returns the threads that are not parked, by their ids.
     pub(crate) fn by_tid(&self) -> HashMap<u32, &SampledThread> {
         // The id of one that is over may be that of another thread by now.
         let all = self.active.iter().filter(|one| !one.thread().is_over());

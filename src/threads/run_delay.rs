@@ -1,7 +1,7 @@
 //! Reads for how long threads in slow spans could have run and had no CPU.
 //!
-//! That is a lower bound, since it counts for spans that were entered throughout. Switch records of perf, and a thread
-//! that was switched out and never blocked, give two others; the largest counts.
+//! The result is a lower bound, since it counts for spans that were entered throughout. Switch records of perf, and a
+//! thread that was switched out and never blocked, give two others; the largest counts.
 
 use std::io::ErrorKind::{NotFound, PermissionDenied};
 

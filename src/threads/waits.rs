@@ -28,7 +28,7 @@ pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
 const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
-/// The same for threads without switch records. The end of a wait and the start of the next are known to half of that.
+/// The waiting scan interval without switch records. Ends of waits and starts of the next are known to half of that.
 const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 const _: () = assert!(SHORTEST_WAIT.as_nanos() == SHORT_NS.end as u128);
@@ -65,7 +65,7 @@ pub(crate) struct CaptureBudget {
     pub(super) searches: CpuBudget,
     /// When the seccomp filters were last checked.
     filters_ns: Option<u64>,
-    /// That blocked threads cannot be inspected, so that waits lack stacks or are missing, until it is logged.
+    /// The warning, until it is logged, that blocked threads cannot be inspected, so waits lack stacks or are missing.
     pub(super) unseen: Option<LogEvent>,
     has_noted_unseen: bool,
 }
@@ -188,7 +188,7 @@ pub(crate) struct WaitingThread {
 enum Proof {
     /// The head of its switch ring.
     Switches(u64),
-    /// Its CPU time, and the head of its switch ring, if it has one.
+    /// The thread's CPU time, and the head of its switch ring, if it has one.
     Cpu(u64, Option<u64>),
 }
 
@@ -258,7 +258,7 @@ impl BlockDetector {
         ScanResult::Busy
     }
 
-    /// The same for a thread without a span past its sampling delay, whose waits are not captured.
+    /// Scans a thread without a span past its sampling delay, whose waits are not captured.
     pub(crate) fn pass(&mut self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> ScanResult {
         if let Some(ring) = cursor.switches() {
             self.make_room(ring, &scanner.intake.counters);

@@ -8,7 +8,7 @@ use crate::host::{ControlGroup, cpu_group_in};
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
-/// The same for a span that has just closed.
+/// The read interval for a span that has just closed.
 const MIN_INTERVAL_NS: u64 = 2_000_000;
 /// How often to check whether the process or a thread is in another group, and whether another group has a quota.
 const CHECK_INTERVAL_NS: u64 = 1_000_000_000;

@@ -51,9 +51,9 @@ pub(crate) struct WallObservations {
     pub(crate) scans: u64,
     /// The threads that there were at each scan.
     pub(crate) threads: u64,
-    /// Those of them that were to be visited.
+    /// The threads that were to be visited.
     pub(crate) visited: u64,
-    /// Those of them that had not ended by then.
+    /// The threads that were to be visited and had not ended by then.
     pub(crate) found: u64,
     /// The time that these represent, and the sum of the squares of what each does.
     weight_ns: f64,

@@ -21,7 +21,7 @@ impl CpuBudget {
         Self::of_thousandths(10 * percent, most_ns)
     }
 
-    /// The same, in thousandths of a core.
+    /// Like [`new`](Self::new), but in thousandths of a core.
     pub const fn of_thousandths(thousandths: u64, most_ns: i64) -> Self {
         Self { thousandths, most_ns, left_ns: most_ns, refilled_ns: 0 }
     }
@@ -48,7 +48,7 @@ impl CpuBudget {
         self.spend_down_to(ns, i64::MIN);
     }
 
-    /// The same, but what is left does not fall below `least_ns`. Returns that.
+    /// Like [`spend`](Self::spend), but what is left does not fall below `least_ns`. Returns what is left.
     pub fn spend_down_to(&mut self, ns: u64, least_ns: i64) -> i64 {
         let left_ns = self.left_ns.saturating_sub_unsigned(ns).max(least_ns);
         self.left_ns = self.left_ns.min(left_ns);

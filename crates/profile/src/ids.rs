@@ -84,7 +84,7 @@ id! {
 }
 
 impl ProfileId {
-    /// That of a profile which is not exported.
+    /// The id of a profile that is not exported.
     pub const NONE: Self = Self([0; 16]);
 
     /// A random id.
@@ -139,7 +139,7 @@ mod conversions {
 pub struct TraceIds {
     /// The id of its trace.
     pub trace: TraceId,
-    /// Its own id.
+    /// The id of the span.
     pub span: SpanId,
     /// Whether the trace is exported at all.
     pub is_sampled: bool,

@@ -39,7 +39,7 @@ impl Hotspots {
         }])
     }
 
-    /// These, and others as those of that kind.
+    /// Adds the hotspots of `others` as those of `kind`.
     pub fn and_for_test(mut self, kind: SampleKind, others: Self) -> Self {
         self.0.extend(others.0.into_iter().map(|other| Hotspot { kind, ..other }));
         self

@@ -7,7 +7,7 @@
 use crate::budget::CpuBudget;
 use crate::sampler::{Periods, Rate};
 
-/// That a thread is to be sampled, how often, and why.
+/// The demand to sample a thread: how often, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     pub rate: Rate,

@@ -41,7 +41,7 @@ pub struct ProcessThreads {
     continuous: Option<Periods>,
     /// By their ids. Without a demand, those that are drained once more.
     others: HashMap<u32, OtherThread>,
-    /// Those that have met a hook, and have run since the demand began.
+    /// The threads that have met a hook, and have run since the demand began, by their ids.
     active: HashSet<u32>,
     /// The CPU times of all threads at the last search, or when they were last sampled after it.
     cpu_ns: HashMap<u32, u64>,
@@ -117,9 +117,9 @@ impl ProcessThreads {
         both.min_by_key(|(_, periods)| periods.full_ns)
     }
 
-    /// The same for a thread that has met a hook. One that does not run is not attached: that would take from the limits of
-    /// the process what others need. One that `is_idle` has met none for a while. For the continuous profile it is then
-    /// sampled as those that have met none: that takes no scans.
+    /// Like [`demand`](Self::demand), for a thread that has met a hook. One that does not run is not attached: that
+    /// would take from the limits of the process what others need. One that `is_idle` has met none for a while. For the
+    /// continuous profile it is then sampled as those that have met none: that takes no scans.
     pub fn demand_of(&self, tid: u32, is_idle: bool) -> Option<(Why, Periods)> {
         let demand = self.demand().filter(|(why, _)| *why == Why::Process || !is_idle);
         demand.filter(|_| self.active.contains(&tid))

@@ -27,7 +27,7 @@ pub struct Sample<'a> {
 pub enum Loss {
     /// There was no room for that many samples.
     RingFull { tag: Option<Tag>, samples: u64 },
-    /// That many signals of timers had no room on their thread's signal stack.
+    /// The signal stack of a thread had no room for that many signals of timers.
     SignalStackFull { samples: u64 },
     /// The kernel paused sampling.
     Throttled,
@@ -37,7 +37,7 @@ pub enum Loss {
 
 /// Takes samples.
 pub trait Sink {
-    /// That many samples of a thread follow, each of which represents at most that much CPU time.
+    /// Announces that many samples of a thread, each of which represents at most that much CPU time.
     fn begin(&mut self, _tid: u32, _samples: usize, _max_ns: u64) {}
     /// Whether the next sample, with that tag, is of any use: others are not unwound.
     fn wants(&mut self, _tag: Option<Tag>) -> bool {

@@ -111,7 +111,7 @@ fn describe_errno(errno: i32) -> std::io::Error {
     std::io::Error::from_raw_os_error(errno)
 }
 
-/// That a source has given no sample while threads ran.
+/// Says that a source has given no sample while threads ran.
 pub(super) fn describe_silence(by_perf: bool, ran: Duration) -> String {
     let (source, instead) = match by_perf {
         true => ("perf", "TRACING_PROFILING_SOURCE=timer may do better"),
@@ -123,7 +123,7 @@ pub(super) fn describe_silence(by_perf: bool, ran: Duration) -> String {
     )
 }
 
-/// That a thread was not sampled, although the source was found to work.
+/// Says that a thread was not sampled, although the source was found to work.
 pub(super) fn describe_unsampled(why: WhyRefused) -> String {
     format!(
         "some threads are not sampled, and their spans have times but no stacks: {}",
@@ -131,7 +131,7 @@ pub(super) fn describe_unsampled(why: WhyRefused) -> String {
     )
 }
 
-/// That the process cannot be profiled continuously now, and why.
+/// Says that the process cannot be profiled continuously now, and why; `None` if it can.
 pub(super) fn describe_no_continuous(probed: &Probed) -> Option<String> {
     if probed.has_perf() {
         return None;

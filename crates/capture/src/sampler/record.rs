@@ -76,7 +76,7 @@ pub(crate) enum Record {
 pub(crate) struct RecordPlace {
     /// The position of its header.
     pub(crate) position: u64,
-    /// Its length in bytes, header included.
+    /// The length of the record in bytes, header included.
     pub(crate) size: u16,
 }
 

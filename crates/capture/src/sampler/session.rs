@@ -140,7 +140,7 @@ impl SamplingSession {
         }
     }
 
-    /// The same for a session that will not be started again.
+    /// Like [`sampled_ns`](Self::sampled_ns), for a session that will not be started again.
     pub fn all_sampled_ns(&self) -> u64 {
         self.sampled_ns(0)
     }

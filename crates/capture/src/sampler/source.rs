@@ -360,7 +360,7 @@ impl Sampler {
         self.0.probed.timers.as_ref()
     }
 
-    /// That the process cannot be profiled continuously now, and why, in words.
+    /// Why the process cannot be profiled continuously now, in words; `None` if it can.
     pub fn describe_no_continuous(&self) -> Option<String> {
         describe_no_continuous(&self.0.probed)
     }

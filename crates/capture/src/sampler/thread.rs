@@ -27,7 +27,7 @@ pub const NEVER: u64 = u64::MAX;
 
 /// The thread attaches itself when it enters spans of some rule.
 const ATTACHES_AT_ENTER: u8 = 1;
-/// It has attached itself for one span alone.
+/// The thread has attached itself for one span alone.
 const IS_BRIEF: u8 = 2;
 
 /// A thread, from its first profiled segment until it ends or has been in no profiled span for long.
@@ -187,7 +187,7 @@ impl ThreadShared {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
     }
 
-    /// The same, in the span with that key; 0 for none.
+    /// Like [`begin_hook`](Self::begin_hook), but in the span with that key; 0 for none.
     #[inline(always)]
     pub fn begin_hook_in(&self, key: u64) {
         self.span.store(key | IN_HOOK, Ordering::Release);
@@ -387,7 +387,7 @@ pub enum ThreadUse {
     Used,
     /// The collector does not scan it, and must be woken.
     WasParked,
-    /// Its sampling was ended: the thread must be set up again.
+    /// The sampling of the thread was ended: the thread must be set up again.
     Over,
 }
 

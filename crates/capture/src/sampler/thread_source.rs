@@ -18,7 +18,7 @@ pub(super) struct ThreadSampler {
     /// The counters of unsampled threads, if it will not be sampled.
     pub(super) unsampled: Option<ThreadCounters>,
     pub(super) has_hardware: bool,
-    /// Its alternate signal stack was too small when the thread was set up.
+    /// The thread's alternate signal stack was too small when the thread was set up.
     pub(super) has_small_signal_stack: bool,
 }
 

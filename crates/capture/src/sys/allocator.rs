@@ -31,9 +31,9 @@ use super::words::WORDS;
 /// Any other allocator can do the work, for example `ProfilingAllocator::new(tikv_jemallocator::Jemalloc)`, of the type
 /// `ProfilingAllocator<tikv_jemallocator::Jemalloc>`.
 ///
-/// It passes each call on unchanged. While a layer profiles spans, it also adds to counters of the calling thread, from
-/// which the hooks of spans take the difference: `TimeBreakdown::allocations` of `tracing-profiling`. After random numbers
-/// of bytes it looks whether the thread is in a span that is old, and if so copies the thread's stack:
+/// The allocator passes each call on unchanged. While a layer profiles spans, it also adds to counters of the calling
+/// thread, from which the hooks of spans take the difference: `TimeBreakdown::allocations` of `tracing-profiling`.
+/// After random numbers of bytes it looks whether the thread is in a span that is old, and if so copies its stack:
 /// `Builder::alloc_sample_interval`. What C code allocates with `malloc` does not pass through it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProfilingAllocator<A = System> {
@@ -133,7 +133,7 @@ pub struct SampledAllocation {
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Its address.
+    /// The address of the allocated block.
     block: usize,
     registers: Option<Registers>,
 }

@@ -28,8 +28,8 @@ struct BlockMemory {
     next: Box<[BlockLinks]>,
     /// Blocks that were never used.
     unused: CachePadded<FreeList>,
-    /// Those that were, by the part of the threads that used them last. Threads take from others if nothing else is left,
-    /// so that no block is kept from anyone, also after its threads have ended.
+    /// Free blocks that were used, by the part of the threads that used them last. Threads take from others if nothing
+    /// else is left, so that no block is kept from anyone, also after its threads have ended.
     free: [CachePadded<OwnList>; STRIPES],
     made_in: u32,
 }
@@ -138,7 +138,7 @@ impl BlockMemory {
         _ = self.link(block).map(|link| link.store(next, Ordering::Relaxed));
     }
 
-    /// That many free blocks, for threads of that part. `None` if there are fewer, or others are just taking so many.
+    /// Takes `count` free blocks for threads of that part. `None` if there are fewer, or others are just taking them.
     fn take(&self, count: u32, part: usize) -> Option<LinkedBlocks> {
         let mut taken: Option<LinkedBlocks> = None;
         let mut add = |more: LinkedBlocks| {
@@ -267,7 +267,7 @@ impl Blocks {
         Self::take_of(pool.0.own(), bytes)
     }
 
-    /// The same, of the same pool.
+    /// Takes further blocks, of the same pool, for at least that many bytes. `None` if fewer are free.
     pub fn take_more(&self, bytes: usize) -> Option<Self> {
         Self::take_of(&self.pool, bytes)
     }
@@ -313,7 +313,7 @@ impl Blocks {
         self.runs().map(run).flat_map(|run| run.chunks_exact(BlockPool::BLOCK_BYTES))
     }
 
-    /// The same, to write to it, and blocks that are side by side at once.
+    /// The memory of the blocks, to write to it, with blocks that are side by side at once.
     pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         // SAFETY: as above, and each block is in the chain once.
         let run = |(start, bytes): (NonNull<u8>, usize)| unsafe {

@@ -92,7 +92,7 @@ impl Anchor {
     }
 }
 
-/// The same moment on both time lines.
+/// A moment on both time lines.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     ticks: u64,

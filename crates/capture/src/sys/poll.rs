@@ -90,7 +90,7 @@ impl Waker {
         self.0.upgrade().iter().for_each(|wakeups| wakeups.wake());
     }
 
-    /// The same for events that can wait for some milliseconds. A system call only if it is the first since the last sleep.
+    /// Like [`wake`](Self::wake), for events that can wait for some milliseconds. One system call at most per sleep.
     pub fn wake_soon(&self) {
         if let Some(wakeups) = self.0.upgrade()
             && !wakeups.soon.swap(true, Ordering::SeqCst)

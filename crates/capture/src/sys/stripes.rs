@@ -51,7 +51,7 @@ impl<T> Striped<T> {
         Self(array::from_fn(|number| Arc::new(Stripe { value: Arc::clone(&value), number })))
     }
 
-    /// That of the calling thread.
+    /// The part of the calling thread.
     #[inline]
     pub fn own(&self) -> &Arc<Stripe<T>> {
         let [first, ..] = &self.0;

@@ -29,14 +29,14 @@ pub trait WakerObserver: Send + Sync + Sized + 'static {
     /// The waker with that tag is woken, on any thread. `stack` has the innermost part of that thread's stack.
     fn on_wake(&self, tag: usize, stack: impl FnOnce() -> Option<LiveStack>);
 
-    /// It is woken inside the poll, on the polling thread. The arguments are those of [`on_clone`](Self::on_clone).
+    /// The waker is woken inside the poll, on the polling thread. Arguments as of [`on_clone`](Self::on_clone).
     fn on_own_wake(&self, stack: Option<&LiveStack>, is_only: bool);
 }
 
 /// The waker of one future. It outlives the future if clones of it are held elsewhere, and then still forwards.
 ///
-/// It holds the executor's waker only as long as there are clones of it. It would otherwise keep the task alive, which
-/// owns the future that owns this waker.
+/// A `TaskWaker` holds the executor's waker only as long as it has clones. It would otherwise keep the task alive,
+/// which owns the future that owns this waker.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct TaskWaker<T> {

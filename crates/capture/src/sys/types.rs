@@ -38,7 +38,7 @@ pub struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// Its bounds are not known.
+    /// A stack whose bounds are not known.
     pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
 }
 
@@ -60,7 +60,7 @@ impl OsThread {
         Self { tid, name: padded }
     }
 
-    /// Its name, padded with zeros.
+    /// The two halves of the name, padded with zeros.
     pub fn halves_of_name(&self) -> [[u8; 8]; 2] {
         let (halves, _) = self.name.as_chunks();
         std::array::from_fn(|half| halves.get(half).copied().unwrap_or_default())
@@ -75,7 +75,7 @@ impl OsThread {
         self.name != [0; 16]
     }
 
-    /// Its name, which can be cut within a character.
+    /// The name of the thread, which can be cut within a character.
     pub fn name(&self) -> String {
         let name = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(name).into_owned()
@@ -206,7 +206,7 @@ pub struct Blocked {
 pub enum Call {
     /// A lock or a condition variable, by its address.
     Futex(u64),
-    /// The same by the command that the locks of glibc use, and not those of std.
+    /// A lock, by its address, with the futex command that the locks of glibc use, and not those of std.
     PlainFutex(u64),
     /// A reference to the name, so that this is 16 bytes.
     Named(&'static &'static str),
@@ -265,7 +265,7 @@ pub(crate) struct ModuleList {
 /// A file as the kernel shows it where it is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
-    /// Its path, or its last one if it was deleted.
+    /// The path of the file, or its last one if it was deleted.
     pub path: PathBuf,
     pub is_deleted: bool,
     pub identity: FileIdentity,
@@ -279,7 +279,7 @@ pub enum NoFile {
     NotRead,
     /// The mappings cannot be read.
     Unreadable(String),
-    /// Its memory comes from no file.
+    /// The memory of the module comes from no file.
     NotMapped,
 }
 

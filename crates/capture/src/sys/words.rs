@@ -7,9 +7,9 @@ use super::allocator::TakeSample;
 
 /// Words that hooks, wrapped polls, allocations and frees read, and that hardly ever change.
 ///
-/// They are one static with lines of its own. The linker places small statics of all crates side by side, and a word
-/// that other threads write all the time would make each read of its neighbours as slow as a write. Of 128 bytes, since
-/// processors fetch lines in pairs.
+/// The words are one static with lines of its own. The linker places small statics of all crates side by side, and a
+/// word that other threads write all the time would make each read of its neighbours as slow as a write. Of 128 bytes,
+/// since processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct CommonWords {

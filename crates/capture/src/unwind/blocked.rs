@@ -31,11 +31,11 @@ const MAX_TRIES: usize = 64;
 /// How well a call matches the expected function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum CallMatch {
-    /// It calls the function's first instruction.
+    /// The call goes to the function's first instruction, or to code that jumps there.
     Exact,
-    /// It calls an address that was in a register.
+    /// The target of the call is not known, such as an address that was in a register.
     Unknown,
-    /// It calls another function, which may have jumped to the expected one.
+    /// The call goes to another function, which may have jumped to the expected one.
     Other,
 }
 
@@ -267,7 +267,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         }
     }
 
-    /// The same from the registers of a frame. `interrupted` is the last that a signal interrupted; 0 if there is none.
+    /// Adds the frames above the one with these registers. `interrupted` is the last that a signal interrupted, or 0.
     pub(super) fn walk_on(
         &mut self,
         (mut address, mut registers): (FrameAddress, M::UnwindRegs),
@@ -530,7 +530,7 @@ mod tests {
         Some((bp, (sp, ip)))
     }
 
-    /// The same by searching alone, without a prediction from the prologue.
+    /// Finds the frames by searching alone, without a prediction from the prologue.
     fn search(unwinder: &mut Unwinder, blocked: &Blocked) -> Option<(usize, Vec<ModuleAddress>)> {
         let stack = ScannedStack {
             bottom: blocked.sp,

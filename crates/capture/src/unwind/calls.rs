@@ -176,7 +176,7 @@ pub(super) fn x86_64_saved_frames(code: &[u8]) -> (usize, Option<SavedFrame>) {
 /// The code before an instruction that is read to find where the frame pointer was saved.
 pub(super) const LONGEST_SAVING: u64 = 1 << 16;
 
-/// The same for `stp x29, x30, [sp, ...]`, then `mov x29, sp` or `add x29, sp, n`.
+/// Finds the last prologue in this code: `stp x29, x30, [sp, ...]`, then `mov x29, sp` or `add x29, sp, n`.
 pub(super) fn aarch64_saved_frame(code: &[u8]) -> Option<SavedFrame> {
     /// Instructions that save other registers in between.
     const BETWEEN: usize = 12;

@@ -13,7 +13,7 @@ use crate::sys::{
 
 /// Reading the mappings of the process may take a tenth of the time: some have ten thousands, and load libraries often.
 const PAUSE: u32 = 10;
-/// It may take half a second of CPU time before that.
+/// Reading the mappings may take half a second of CPU time before that.
 const AHEAD: Duration = Duration::from_secs(5);
 /// If they cannot be read.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
@@ -24,9 +24,9 @@ pub(super) struct ModuleListing {
     loads: Option<ModuleLoads>,
     /// How often libraries were found to be unloaded.
     unloads: u64,
-    /// Those before all samples that are not yet read.
+    /// The loads before all samples that are not yet read.
     before_samples: ModuleLoads,
-    /// Those before all samples that will not yet be read when this reading of samples ends.
+    /// The loads before all samples that will not yet be read when this reading of samples ends.
     before_others: ModuleLoads,
     /// Whether the files of the modules were found out.
     has_files: bool,

@@ -95,7 +95,7 @@ pub struct Modules {
     loaded: Vec<Loaded>,
     /// Code that was loaded where other code may have been when samples were taken that are being read.
     contested: Vec<Range<u64>>,
-    /// The same for samples that are taken after that reading began.
+    /// Contested code for samples that are taken after that reading began.
     contested_later: Vec<Range<u64>>,
     /// The highest number of unloads [since](Loaded::since) which a module is there.
     newest: u64,
@@ -125,9 +125,9 @@ struct Loaded {
     /// The parts that are executable.
     segments: Vec<MappedPart>,
     eh_frame_hdr: Option<MappedPart>,
-    /// It was not unloaded while the tables were read.
+    /// The module was not unloaded while its tables were read.
     is_certain: bool,
-    /// The same bytes that framehop has, which does not provide the starts of functions.
+    /// The tables that framehop has, too, which does not provide the starts of functions.
     tables: Option<UnwindTables>,
     /// The code from `start` on. Only for the program, which is never unloaded; libraries are read by system calls.
     code: Option<&'static [u8]>,

@@ -35,7 +35,7 @@ pub(super) enum BeforeNext {
     Call,
     /// None, or it is not code.
     NoCall,
-    /// It is code that cannot be read.
+    /// The code cannot be read.
     Unreadable,
 }
 
@@ -155,7 +155,7 @@ impl Mappings {
         found.contains(&address).then(|| found.clone())
     }
 
-    /// The same, if it is executable.
+    /// Like [`get`](Self::get), but reads the executable mappings again if the address is in none and this is due.
     pub(super) fn find(&mut self, address: u64) -> Option<Range<u64>> {
         if self.get(address).is_none() && self.are_due() {
             let start = Instant::now();

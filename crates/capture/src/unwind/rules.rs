@@ -21,7 +21,7 @@ pub(crate) enum FrameRule {
     Complex,
     /// By a row with an expression.
     Computed,
-    /// It has no caller: the first function of a thread, or the program's.
+    /// The frame has no caller: it is of the first function of a thread, or the program's.
     First,
     Missing,
 }

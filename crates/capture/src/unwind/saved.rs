@@ -320,7 +320,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             .any(|start| self.is_before_prologue(start, address))
     }
 
-    /// The same of any, also for calls and jumps to addresses that are not known.
+    /// Whether any call [leads before](Self::leads_before) a prologue, or calls or jumps to an unknown address.
     fn lead_to_leaf(&mut self, calls: &[CallTarget], address: u64) -> bool {
         calls.iter().any(|call| {
             let is_unknown = call.address().is_none_or(|target| {

@@ -116,7 +116,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         self.modules.begin_reading();
     }
 
-    /// It has ended: samples that are read from now on were taken after it began, unless some were left.
+    /// Ends the reading: samples that are read from now on were taken after it began, unless some were left.
     pub fn end_reading(&mut self) {
         if self.has_left {
             return;
@@ -149,7 +149,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         (start <= address).then_some(start)
     }
 
-    /// The same for the address, or the one right after, of a place.
+    /// Like [`signal_return`](Self::signal_return), for the address, or the one right after, of a place.
     pub(super) fn signal_return_at(&self, place: CodePlace, address: u64) -> Option<u64> {
         if place.may_be_signal_return { self.signal_return(address) } else { None }
     }
@@ -330,7 +330,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
                 || self.returns_from_library(frame, word, is_on_stack))
     }
 
-    /// The same as [`unwind`](Self::unwind) for a stack that was copied after that number of unloads.
+    /// Like [`unwind`](Self::unwind), for a stack that was copied after that number of unloads.
     pub fn unwind_copied(
         &mut self,
         unloads: u64,

@@ -13,9 +13,9 @@ use crate::facts::format::place_of;
 /// A function of the program's own code.
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OwnFunction {
-    /// Its name, as it is written in the source.
+    /// The name of the function, as it is written in the source.
     pub name: String,
-    /// Its source file; empty if unknown.
+    /// The source file of the function; empty if unknown.
     pub file: String,
     /// The line that waits; 0 if unknown, and for functions that ran.
     pub line: u32,
@@ -25,7 +25,7 @@ pub struct OwnFunction {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpentIn {
-    /// That function, with what it called in dependencies and in the system.
+    /// An own function, with what it called in dependencies and in the system.
     Function(Arc<OwnFunction>),
     /// There is no stack, or no own function in it.
     Unknown,

@@ -112,8 +112,8 @@ impl Comparison {
 
 /// Compares a span with reference spans, of which it should be none.
 ///
-/// It takes 0.4 ms for 200 reference spans of 60 quantities each. The intervals are in closed form: for halves of the
-/// same traffic, those of a bootstrap exclude zero more often, and need the single spans.
+/// Comparing takes 0.4 ms for 200 reference spans of 60 quantities each. The intervals are in closed form: for halves
+/// of the same traffic, those of a bootstrap exclude zero more often, and need the single spans.
 pub fn compare(slow: &Breakdown, references: &ReferenceSet) -> Comparison {
     let of_references = references.values();
     let of_slow = slow.amounts().iter().map(|amount| &amount.quantity);

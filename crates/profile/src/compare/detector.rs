@@ -20,7 +20,7 @@ fn merge((sum, spans): &mut WallSum, (wall, more): &WallSum) {
     *spans = spans.saturating_add(*more);
 }
 
-/// Those of routes, by hour.
+/// The wall times of reference spans, by hour and route.
 #[derive(Debug, Default)]
 struct HourlyWalls(BTreeMap<u64, BTreeMap<String, WallSum>>);
 
@@ -57,7 +57,7 @@ impl HourlyWalls {
 /// What a route is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Baseline {
-    /// The same hour of the day before.
+    /// The route in the same hour of the day before.
     DayBefore,
     /// The version of the service before this one.
     Version(String),

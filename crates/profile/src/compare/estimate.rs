@@ -80,10 +80,10 @@ impl Interval {
 pub(crate) struct Risk(pub(crate) f64);
 
 impl Risk {
-    /// That of the differences between two sets.
+    /// The risk for the differences between two sets.
     pub(super) const OF_SETS: Self = Self(0.05);
-    /// That of the differences of one span to a set. Nominally: the mean of a few times with a long tail is mostly too low,
-    /// and the interval of it too narrow, so it is made wider.
+    /// The risk for the differences of one span to a set. Nominally: the mean of a few times with a long tail is mostly
+    /// too low, and the interval of it too narrow, so it is made wider.
     pub(super) const OF_ONE: Self = Self(0.01);
 }
 

@@ -14,7 +14,7 @@ pub(crate) const MAX_REFERENCES: usize = 200;
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceSet {
     spans: VecDeque<ReferenceSpan>,
-    /// Those of all spans, and of some that have gone.
+    /// The quantities of all spans, and of some that have gone.
     quantities: BTreeSet<Arc<Quantity>>,
 }
 

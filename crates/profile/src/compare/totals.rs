@@ -14,7 +14,7 @@ pub(super) const MAX_QUANTITIES: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpanTotals {
     spans: u64,
-    /// Its sum is that of all quantities of wall time.
+    /// The wall times of the spans, whose sum is that of all quantities of wall time.
     wall: Moments,
     #[serde(serialize_with = "to_pairs", deserialize_with = "of_pairs")]
     quantities: BTreeMap<Quantity, Moments>,

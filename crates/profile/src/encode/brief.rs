@@ -18,7 +18,7 @@ pub(super) const MOST_BYTES: usize = 2_048;
 
 /// A smaller share is not worth a place.
 const NOTABLE: f64 = 0.05;
-/// The same of a row of its own.
+/// A smaller share is not worth a row of its own.
 const LEAST_ROW: f64 = 0.01;
 
 /// How much of it is said.
@@ -209,7 +209,7 @@ impl<'a> Brief<'a> {
         texts.find(|text| text.len() <= MOST_BYTES)
     }
 
-    /// The same with less detail.
+    /// Returns the brief with at most that detail.
     fn at(&self, detail: BriefDetail) -> Self {
         let BriefDetail { rows, chars } = detail;
         let shorten = |text: &mut String| *text = detail.shortened(text);

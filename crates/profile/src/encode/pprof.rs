@@ -27,7 +27,7 @@ pub fn pprof(profile: &Profile) -> Vec<u8> {
     pprof_showing(profile, None)
 }
 
-/// The same, with another default than the usual one.
+/// Like [`pprof`], but the default is `shown`, if there is one.
 pub fn pprof_showing(profile: &Profile, shown: Option<SampleKind>) -> Vec<u8> {
     gzip(&Encoder::new(profile).encode(shown).encode_to_vec())
 }

@@ -27,7 +27,7 @@ use crate::profile::{Profile, ProfileId};
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// That of the layer. Without one, the resource is read from the environment.
+    /// The context of the layer. Without one, the resource is read from the environment.
     context: OnceLock<HtmlContext>,
     formats: Vec<Format>,
     quota_bytes: u64,
@@ -145,7 +145,7 @@ impl Directory {
         })
     }
 
-    /// Its profiles are many, and no reports.
+    /// The directory of the profiles of the process, which are many, and have no reports.
     fn of_process(&self) -> &Self {
         self.of_process.get_or_init(|| {
             let has_stacks = |format: &Format| !matches!(format, Format::Html | Format::Markdown);

@@ -46,7 +46,7 @@ pub struct QueueLimits {
 }
 
 impl QueueLimits {
-    /// Those of an exporter that queues nothing.
+    /// The limits of an exporter that queues nothing.
     pub const NONE: Self =
         Self { profiles: usize::MAX, bytes: usize::MAX, grace_period: Duration::ZERO };
 }

@@ -18,14 +18,14 @@ const QUOTA_BYTES: u64 = 16 * 1024 * 1024;
 const QUOTA_AGE: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 /// More than any that is written: compressed as well as names are, it is 16 MiB.
 const LARGEST_FILE: u64 = 4 * 1024 * 1024;
-/// Those of 25 hours and 40 processes.
+/// The most files that are listed: those of 25 hours and 40 processes.
 const MOST_LISTED: usize = 1_000;
 
 /// What one process writes: a file for each hour, so that processes can share the directory.
 #[derive(Debug)]
 pub struct TypicalFiles {
     directory: Directory,
-    /// That of profiles.
+    /// The directory of profiles.
     parent: PathBuf,
     id: ProfileId,
 }
@@ -43,7 +43,7 @@ pub struct TypicalFile {
 }
 
 impl TypicalFiles {
-    /// Those in the directory of that name in `dir`. It is created with the first file.
+    /// The files in the directory `typical` in `dir`, which is created with the first file.
     pub fn new(dir: &Path) -> Self {
         let directory = Directory::new(dir.join(OF_TYPICAL)).with_quota(QUOTA_BYTES, QUOTA_AGE);
         let parent = dir.to_owned();

@@ -4,10 +4,10 @@ use std::fmt;
 
 /// The profiled spans inside a kept span, at any depth, that have closed.
 ///
-/// Those count that were created once the kept span was sampled (`Builder::sampling_delay`), or had been open for
+/// Counts the spans that were created after the kept span was sampled (`Builder::sampling_delay`) or had been open for
 /// ten times as long, and slow ones that were open then: others leave nothing, so that short requests cost nothing. Of
-/// spans that are sampled from the start, all count. Only the outermost span of a request has them: a local root, or a span inside one that was open for
-/// long when it was created, as a connection is.
+/// spans that are sampled from the start, all count. Only the outermost span of a request has them: a local root, or a
+/// span inside one that was open for long when it was created, as a connection is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Children {
     /// The 16 names with the most time, the most first, and then all others together.
@@ -47,7 +47,7 @@ pub enum ChildOrder {
 }
 
 impl Children {
-    /// Those of a name that are many and explain most of that time.
+    /// Returns the totals of the name whose more than ten spans were open for most of `wall_ns`, if there is one.
     pub fn many_in(&self, wall_ns: u64) -> Option<&ChildTotals> {
         const MANY: u64 = 10;
         let of_names = self.totals.iter().filter(|it| it.name.is_some() && it.count > MANY);

@@ -102,7 +102,7 @@ impl Display for Ns {
     }
 }
 
-/// The same for a `Duration`.
+/// Displays a `Duration` with three digits.
 #[derive(Debug)]
 pub struct Short(pub Duration);
 

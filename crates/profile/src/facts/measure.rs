@@ -29,7 +29,7 @@ pub struct MeasureInfo {
     pub(crate) counter: &'static str,
     /// What it is, for people, after its value.
     pub words: &'static str,
-    /// It is a part of this one.
+    /// The measure that this one is a part of, if any.
     pub(crate) part_of: Option<Measure>,
     /// The title of a profile says it if it is at least this percentage of wall time.
     titled_from: Option<u64>,
@@ -236,7 +236,7 @@ fn known(facts: &Facts, ns: u64) -> Option<u64> {
 }
 
 impl Measure {
-    /// Its name, such as `on_cpu`.
+    /// The name of the measure, such as `on_cpu`.
     pub const fn name(self) -> &'static str {
         self.row().name
     }
@@ -266,7 +266,7 @@ impl Measure {
         (self.row().value)(facts)
     }
 
-    /// Those that are said where space is short.
+    /// The measures that are said where space is short.
     pub fn major() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|measure| !measure.row().is_minor)
     }

@@ -67,9 +67,9 @@ pub struct Starved {
 /// Everything that is known of a kept span. Texts are redacted.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Its name in the source.
+    /// The name of the span in the source.
     pub span: Cow<'static, str>,
-    /// Its target.
+    /// The target of the span.
     pub target: Cow<'static, str>,
     /// The values of its fields that identify it.
     pub fields: Vec<(&'static str, String)>,
@@ -94,7 +94,7 @@ pub struct Facts {
     pub deadlock: Option<Arc<str>>,
     /// The ids under which it is exported.
     pub trace: Option<TraceIds>,
-    /// It is inside no other kept span of the profile.
+    /// Whether the span is inside no other kept span of the profile.
     pub is_topmost: bool,
     /// The source file with its callsite; empty if that is of a dependency.
     pub own_file: &'static str,
@@ -108,7 +108,7 @@ impl Facts {
         measure.value(self)
     }
 
-    /// Its name with the values of its fields that identify it: `report{tenant=7}`, `GET /cart/{id}`.
+    /// The span's name with the values of the fields that identify it: `report{tenant=7}`, `GET /cart/{id}`.
     pub fn name(&self) -> String {
         name_with_fields(&self.span, self.fields.iter().map(|(name, value)| (*name, &**value)))
     }

@@ -10,17 +10,17 @@ use super::Measure;
 pub enum Reason {
     /// The value of that measure is larger than its rule allows. [`Measure::Wall`] is for too long a latency.
     Above(Measure),
-    /// It failed.
+    /// The span failed.
     Error,
-    /// It took longer than the percentile of its rule.
+    /// The span took longer than the percentile of its rule.
     Percentile,
-    /// Its rule keeps every span.
+    /// The span's rule keeps every span.
     Always,
-    /// It is the one in *n* spans that its rule keeps.
+    /// The span is the one in *n* that its rule keeps.
     OneIn,
-    /// It was considered hung while it was open: it stayed entered for too long without an exit.
+    /// The span was considered hung while it was open: it stayed entered for too long without an exit.
     Hung,
-    /// It was still open after longer than its rule allows.
+    /// The span was still open after longer than its rule allows.
     Open,
     /// The program asked for it: `Handle::keep_current`.
     Forced,
@@ -71,7 +71,7 @@ impl Reason {
         }
     }
 
-    /// Its place among all.
+    /// The number of the reason among all reasons.
     pub const fn number(self) -> usize {
         let other = match self {
             Self::Above(measure) => return measure as usize,

@@ -21,7 +21,7 @@ macro_rules! time_kinds {
             /// All kinds.
             pub const ALL: &'static [Self] = &[$(Self::$kind,)+];
 
-            /// Its name in JSON and in files.
+            /// The name of the kind in JSON and in files.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name,)+
@@ -39,19 +39,19 @@ macro_rules! time_kinds {
 }
 
 time_kinds! {
-    /// Its thread ran.
+    /// A thread of the span ran.
     OnCpu = "on_cpu" "on-CPU",
-    /// Its thread was blocked.
+    /// A thread of the span was blocked.
     OffCpu = "off_cpu" "blocked",
-    /// Its thread could have run, and had no CPU.
+    /// A thread of the span could have run, and had no CPU.
     Runnable = "runnable" "waiting for a CPU",
-    /// Its future waited for something.
+    /// The span's future waited for something.
     Await = "await" "await",
-    /// Its future had been woken, and was not polled yet.
+    /// The span's future had been woken, and was not polled yet.
     SchedulingDelay = "scheduling_delay" "scheduling delay",
-    /// It was in no thread, and no wrapped future explains why.
+    /// The span was in no thread, and no wrapped future explains why.
     UnexplainedIdle = "unexplained_idle" "unexplained idle",
-    /// Its thread ran spans that are not inside it.
+    /// A thread of the span ran spans that are not inside it.
     OtherSpans = "other_spans" "other spans on its stack",
     /// No account has it, as where the system does not tell the CPU time of threads.
     Unmeasured = "unmeasured" "not measured",
@@ -68,7 +68,7 @@ pub struct WallSplit {
 }
 
 impl Facts {
-    /// Its wall time in parts that add up to it.
+    /// Splits the wall time of the span into parts that add up to it.
     pub fn split(&self) -> WallSplit {
         let times = &self.times;
         let idle_ns = times.idle_ns.min(times.wall_ns);

@@ -65,8 +65,8 @@ value_from! { &str => String, String => String, i32 => Int, u32 => Int, i64 => I
 /// An attribute of the whole profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attribute {
-    /// Its name.
+    /// The name of the attribute.
     pub key: &'static str,
-    /// Its value.
+    /// The value of the attribute.
     pub value: Value,
 }

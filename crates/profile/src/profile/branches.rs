@@ -5,17 +5,17 @@ use std::ops::Range;
 /// The leaves whose stacks are in one, the last that cloned the waker first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Branches {
-    /// Those that are shown: all of which one may have been awaited, or the one that woke the task.
+    /// The leaves that are shown: all of which one may have been awaited, or the one that woke the task.
     pub(super) shown: Vec<Range<usize>>,
-    /// Those that were awaited at the same time, but are not shown.
+    /// The leaves that were awaited at the same time, but are not shown.
     pub(super) others: Vec<Range<usize>>,
     /// The number of timers, which only limit what is shown.
     pub(super) timers: usize,
 }
 
 impl Branches {
-    /// Those of a stack. `marks` are the frames in it before the stack of another leaf, and before that of the leaf which
-    /// woke the task. `limits` says whether one is the timer of a timeout that limits another one.
+    /// Splits a stack into its leaves. `other` and `woken` are the frames before the stack of another leaf, and before
+    /// that of the leaf which woke the task. `limits` says whether one is the timer of a timeout that limits another.
     pub(super) fn of<T: Copy + PartialEq>(
         stack: &[T],
         [other, woken]: [Option<T>; 2],

@@ -56,9 +56,9 @@ impl ProfileBuilder {
 
     /// Adds a sample, a wait, an await or a scheduling delay.
     ///
-    /// It belongs to the last of `spans`, which are listed from the outermost. `functions` is the stack, with the
-    /// innermost first. `at` is the time since the beginning. `weight` is the CPU time that the sample represents, or
-    /// the duration of the others.
+    /// The sample belongs to the last of `spans`, which are listed from the outermost. `functions` is the stack, with
+    /// the innermost first. `at` is the time since the beginning. `weight` is the CPU time that the sample represents,
+    /// or the duration of the others.
     pub fn sample(
         mut self,
         kind: SampleKind,

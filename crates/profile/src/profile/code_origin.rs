@@ -282,7 +282,7 @@ fn package_of(file: &str) -> Option<&str> {
     file.get(..at).filter(|package| !package.is_empty())
 }
 
-/// That of a build or checkout of cargo, or the short one of a commit, as Nix and crate2nix name checkouts.
+/// Whether a text is a hash of cargo's builds or checkouts, or a commit's short one, as Nix and crate2nix name those.
 fn is_hash(text: &str) -> bool {
     matches!(text.len(), 7 | 16) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

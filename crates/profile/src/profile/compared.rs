@@ -64,7 +64,7 @@ impl Compared {
 }
 
 impl ComparedSummary {
-    /// The same without the whole comparison.
+    /// Returns the summary without the whole comparison.
     pub fn without_rows(&self) -> Self {
         Self { comparison: None, ..self.clone() }
     }

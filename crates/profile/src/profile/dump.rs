@@ -14,7 +14,7 @@ use crate::text::escaped;
 
 /// Where all threads of the process are, from `Handle::threads`.
 ///
-/// Its [`Display`](fmt::Display) form is a text with all of it, in which threads with the same stack share it.
+/// The [`Display`](fmt::Display) form is a text with all of the dump, in which threads with the same stack share it.
 #[derive(Clone, Debug)]
 pub struct ThreadDump {
     /// When it was made.
@@ -38,7 +38,7 @@ pub struct ThreadDump {
 /// A thread of the process, wherever it was created.
 #[derive(Clone, Debug)]
 pub struct DumpedThread {
-    /// Its name for the system, of at most 15 bytes, with control characters escaped.
+    /// The name of the thread for the system, of at most 15 bytes, with control characters escaped.
     pub name: String,
     /// The kernel's id of it.
     pub tid: u32,
@@ -62,11 +62,11 @@ pub struct DumpedThread {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ThreadActivity {
-    /// It runs, or waits for a CPU.
+    /// The thread runs, or waits for a CPU.
     Running,
-    /// It is blocked in a system call or in a page fault.
+    /// The thread is blocked in a system call or in a page fault.
     Blocked,
-    /// The same, where no signal can interrupt it: usually it waits for a disk.
+    /// The thread is blocked where no signal can interrupt it: usually it waits for a disk.
     Uninterruptible,
     /// By a signal or a debugger.
     Stopped,
@@ -99,7 +99,7 @@ impl ThreadDump {
         &self.threads
     }
 
-    /// The same with names and stacks: those of a profile that has a point for each thread.
+    /// Adds names and stacks: those of a profile that has a point for each thread.
     pub fn with_stacks(self, stacks: Profile) -> Self {
         let Self { mut threads, .. } = self;
         let (samples, mut in_words) = (by_thread(&stacks), HashMap::new());

@@ -63,7 +63,7 @@ impl Hotspot {
 /// A function and its share of something.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FunctionShare {
-    /// Its name, without type parameters and without the closure of an async function.
+    /// The name of the function, without type parameters and without the closure of an async function.
     pub name: String,
     /// Where most of the samples are in it: the last two parts of the file's path, and the line; empty if unknown.
     pub location: String,
@@ -81,7 +81,7 @@ fn rounded<S: Serializer>(share: &f64, to: S) -> Result<S::Ok, S::Error> {
 pub struct Hotspots(pub(crate) Vec<Hotspot>);
 
 impl Hotspots {
-    /// That of one kind.
+    /// Returns the hotspot of one kind, if there is one.
     pub fn of(&self, kind: SampleKind) -> Option<&Hotspot> {
         self.0.iter().find(|hotspot| hotspot.kind == kind)
     }
@@ -108,7 +108,7 @@ impl Profile {
         find(self, &CallTree::of(self), kind)
     }
 
-    /// Those of CPU time, waits, awaits and allocated bytes.
+    /// The hotspots of CPU time, waits, awaits and allocated bytes.
     pub fn hotspots(&self) -> Hotspots {
         const KINDS: [SampleKind; 4] =
             [SampleKind::OnCpu, SampleKind::OffCpu, SampleKind::Await, SampleKind::AllocatedBytes];
@@ -521,7 +521,7 @@ mod tests {
             self
         }
 
-        /// That many samples of a running thread.
+        /// Adds samples of a running thread.
         fn ran(&mut self, stack: &[&str], samples: usize) -> &mut Self {
             self.add(SampleKind::OnCpu, Leaf::Ran, stack, &vec![MS; samples])
         }

@@ -20,12 +20,12 @@ pub enum Leaf {
     /// The thread was blocked in this: `sleep`, `read`, `page fault`, `futex 0x7f…` with the address of the lock, `futex of
     /// shop::STOCK` if it is in a static. Empty if unknown.
     Blocked(String),
-    /// The same, with the thread that held the lock.
+    /// The thread was blocked as in [`Blocked`](Self::Blocked), by a lock that the given thread held.
     BlockedBy(String, LockHolder),
     /// The future waited for what its stack shows.
     Awaiting,
-    /// The same, and that many at the same time, as in `select!` and `join!`. The one that woke the future has all the time;
-    /// if it is not known which one did, all have equal parts of it.
+    /// The future waited for several things at the same time, as in `select!` and `join!`. The one that woke it has all
+    /// the time; if it is not known which one did, all have equal parts of it.
     AwaitingOneOf {
         /// How many with different stacks.
         count: u32,
@@ -51,7 +51,7 @@ pub enum Leaf {
     },
     /// The thread allocated, or what it had allocated was in use.
     Allocated,
-    /// That is not known, and why.
+    /// What was going on is not known, and why.
     Unknown(&'static str),
 }
 
@@ -60,14 +60,14 @@ pub enum Leaf {
 pub struct LockHolder {
     /// The name of the thread; empty if it had none.
     pub thread: String,
-    /// Its id.
+    /// The id of the thread.
     pub tid: u32,
     /// The span that it was in, if it is known.
     pub span: Option<String>,
     /// The innermost function of the program that it was in when it was found, with file and line; empty if unknown.
     pub at: String,
-    /// It is not certain: the thread had the address of the lock on its stack, and has run since if the wait has ended. Only
-    /// mutexes of glibc state who holds them. In a long wait, several threads may have held it in turn.
+    /// Whether the holder is uncertain: the thread had the address of the lock on its stack, and has run since if the
+    /// wait has ended. Only mutexes of glibc state who holds them. In a long wait, several may have held it in turn.
     pub is_inferred: bool,
 }
 
@@ -121,7 +121,7 @@ impl Leaf {
         Some(format!("{at}{within}{span} {did}"))
     }
 
-    /// That of a sample of which only the kind is known.
+    /// The leaf of a sample of which only the kind is known.
     pub(super) fn of(kind: SampleKind) -> Self {
         match kind {
             SampleKind::OnCpu => Self::Ran,
@@ -137,7 +137,7 @@ impl Leaf {
         self.mixed_frame().filter(|_| *self != Self::Awaiting)
     }
 
-    /// The same in formats that mix kinds of samples.
+    /// The innermost frame in formats that mix kinds of samples; `None` if the leaf has no text.
     pub(crate) fn mixed_frame(&self) -> Option<String> {
         Some(self.to_string()).filter(|frame| !frame.is_empty())
     }

@@ -54,5 +54,5 @@ pub use waits::{WaitSite, Waits};
 
 /// Replaces the frames of a stack beyond what was copied of it.
 pub const CALLERS_NOT_COPIED: &str = "[callers not copied]";
-/// The same where code has no unwind tables.
+/// Replaces the frames of a stack that are not found because code has no unwind tables.
 pub const CALLERS_WITHOUT_TABLES: &str = "[callers not found: no unwind tables]";

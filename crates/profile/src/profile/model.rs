@@ -63,7 +63,7 @@ pub struct Line {
 /// A mapped file of code: the executable or a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Mapping {
-    /// Its path.
+    /// The path of the file.
     pub file: String,
     /// The first address of its code, as an address in the file.
     pub start: u64,
@@ -223,7 +223,7 @@ impl Profile {
         self.duration_ns == 1
     }
 
-    /// Its approximate memory use.
+    /// The approximate memory use of the profile.
     pub fn bytes(&self) -> usize {
         let ProfileTables { functions, mappings, locations, stacks, links, threads, .. } =
             &self.tables;
@@ -246,7 +246,7 @@ impl Profile {
         known.unwrap_or_else(|| self.add_distinct_mapping(mapping))
     }
 
-    /// The same for one that may look like another, with other functions: of a file that was replaced.
+    /// Adds a mapping even if it looks like another with other functions: that of a file that was replaced.
     pub fn add_distinct_mapping(&mut self, mapping: Mapping) -> MappingId {
         let id = MappingId::new(self.tables.mappings.len() as u32);
         self.tables.mappings.push(mapping);
@@ -405,7 +405,7 @@ impl Profile {
         UNIX_EPOCH + Duration::from_nanos(self.start_unix_ns)
     }
 
-    /// Its duration. Every sample's time is at least the start and less than the end.
+    /// The duration of the profile. Every sample's time is at least the start and less than the end.
     pub fn duration(&self) -> Duration {
         Duration::from_nanos(self.duration_ns)
     }

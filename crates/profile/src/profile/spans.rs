@@ -64,7 +64,7 @@ fn time(unix_ns: u64) -> Option<SystemTime> {
 /// A thread with samples or waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProfiledThread {
-    /// Its name for the system, of at most 15 bytes.
+    /// The name of the thread for the system, of at most 15 bytes.
     pub name: String,
     /// The kernel's id of it.
     pub tid: u32,

@@ -34,7 +34,7 @@ pub struct Waits {
 /// A function that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitSite {
-    /// Its name, without type parameters and closures: the innermost function of the program, or what comes next to that.
+    /// The function's name, without type parameters and closures: the program's innermost, or what comes next to it.
     pub function: String,
     /// The location in it: the last two parts of the file's path, and the line; empty if unknown.
     pub location: String,

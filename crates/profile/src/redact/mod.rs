@@ -30,8 +30,8 @@ use crate::text::{around, escaped};
 ///
 /// Patterns have the syntax of the crate `regex-lite`: regular expressions without look-around. They apply to the names
 /// of functions (`shop::cart::total`) and to their linker names; if the former changes, it replaces the linker name.
-/// They also apply to paths, both as they are in the program and as they are shortened, and to the names of spans. A
-/// pattern without `^` and `$` can match anywhere in a name.
+/// Patterns also apply to paths, both as they are in the program and as they are shortened, and to the names of spans.
+/// A pattern without `^` and `$` can match anywhere in a name.
 ///
 /// Profiles contain the values of the fields in `Builder::span_fields`, to which the patterns for
 /// names of spans apply, and no others. Characters that end a line, control a terminal or

@@ -290,7 +290,7 @@ pub fn cpu_ns_of(tid: u32) -> Option<u64> {
     try_cpu_ns_of(tid).ok()
 }
 
-/// The same, or why it cannot be read.
+/// The CPU time of a thread of this process, in nanoseconds, or why it cannot be read.
 pub(crate) fn try_cpu_ns_of(tid: u32) -> Result<u64, WhyRefused> {
     super::clock::read_cpu(cpu_clock_of(tid))
 }

@@ -22,7 +22,7 @@ pub(crate) enum TickSource {
     Counter,
     /// `CLOCK_MONOTONIC_RAW` by the C library, which uses the vDSO, in nanoseconds.
     Raw,
-    /// The same by a system call, because another function is in the place of the C library's.
+    /// `CLOCK_MONOTONIC_RAW` by a system call, because another function is in the place of the C library's.
     RawByCall,
 }
 
@@ -115,7 +115,7 @@ pub fn thread_cpu_ns() -> Option<u64> {
     read_by_call(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The same, or why it cannot be read.
+/// The CPU time of the calling thread, in nanoseconds, or why it cannot be read.
 pub(crate) fn try_thread_cpu_ns() -> Result<u64, WhyRefused> {
     read_cpu(libc::CLOCK_THREAD_CPUTIME_ID)
 }

@@ -36,7 +36,7 @@ pub fn watch_forks() {
 
 /// A lock that is held across forks, so that the child does not find it held by a thread that does not exist there.
 ///
-/// It is a lock of the standard library, which the child releases by a store. To release a contended `parking_lot`
+/// The lock is one of the standard library, which the child releases by a store. To release a contended `parking_lot`
 /// lock, the child would need a global table, a part of which another thread may have locked during the fork.
 pub(super) struct ForkSafe<T>(Mutex<T>);
 

@@ -146,7 +146,7 @@ impl Listing {
         }
     }
 
-    /// Those that are still loaded.
+    /// The modules that are still loaded.
     fn modules(&self) -> impl Iterator<Item = LoadedModule> {
         let mut start = 0;
         self.found.iter().enumerate().filter_map(move |(number, found)| {

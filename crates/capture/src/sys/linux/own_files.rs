@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit};
 /// Represents all file descriptors of a layer. A program that closes descriptors it does not own (`close_range`, when
 /// it becomes a daemon) closes these as well, and their numbers may then belong to other files.
 ///
-/// It is one end of a pipe, without the other.
+/// The descriptor that represents them is one end of a pipe, without the other.
 #[derive(Debug)]
 pub struct Files(KernelFile);
 
@@ -57,7 +57,7 @@ impl KernelFile {
         Self::new(file)
     }
 
-    /// Its text, if that is no longer than `bytes`.
+    /// Reads the text of the file, which must be no longer than `bytes`.
     pub fn text<'a>(&self, bytes: &'a mut [u8]) -> io::Result<&'a str> {
         let file = self.file.as_ref().filter(|_| self.is_own()).ok_or(io::ErrorKind::BrokenPipe)?;
         let length = file.read_at(bytes, 0)?;

@@ -95,7 +95,7 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
 
 /// Opens an event that records the context switches of thread `tid`, once it is started.
 ///
-/// It is a separate event with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
+/// The event is separate, with its own ring of `ring_bytes`: in the ring of the samples, these records would move the
 /// position without a sample. It needs no privileges.
 pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);

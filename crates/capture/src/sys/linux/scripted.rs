@@ -32,7 +32,7 @@ impl PerfRing {
 }
 
 impl SampleRing {
-    /// That of a timer, of which the position moves by `step` per sample.
+    /// The ring of a timer, of which the position moves by `step` per sample.
     pub fn scripted(data_size: usize, step: u64) -> io::Result<Self> {
         let request = SampleRequest { position_step: step, ..SampleRequest::default() };
         let memory = RingMemory::anonymous(data_size)?;

@@ -213,7 +213,7 @@ fn set_mask(how: c_int, signal: c_int) -> libc::sigset_t {
     }
 }
 
-/// The same with a set of signals.
+/// Changes the calling thread's mask by a set of signals; returns the previous one.
 pub(super) fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: reads and fills sets, and changes the calling thread's mask.

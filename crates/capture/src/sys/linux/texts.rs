@@ -5,7 +5,7 @@ pub(super) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// The same, if it is a mask.
+/// The hexadecimal mask that follows a name at the beginning of a line.
 pub(super) fn mask_in(text: &str, name: &str) -> Option<u64> {
     u64::from_str_radix(field(text, name)?, 16).ok()
 }
