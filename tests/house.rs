@@ -554,6 +554,23 @@ fn only_sys_checks_the_target_os() {
     }
 }
 
+/// Rustdoc and editors show an item without the one before it, to which a pronoun would refer.
+#[test]
+fn no_line_of_a_doc_comment_begins_with_a_pronoun() {
+    const PRONOUNS: [&str; 7] = ["It", "Its", "That", "The same", "These", "They", "Those"];
+    for source in all_sources() {
+        for (number, line) in source.text.lines().enumerate() {
+            let line = line.trim_start();
+            let doc = line.strip_prefix("/// ").or_else(|| line.strip_prefix("//! "));
+            let is_pronoun = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric());
+            let begins =
+                |word: &&str| doc.and_then(|doc| doc.strip_prefix(*word)).is_some_and(is_pronoun);
+            let found = PRONOUNS.iter().find(|word| begins(word));
+            assert_eq!(found, None, "{}:{}: {line}", source.path.display(), number + 1);
+        }
+    }
+}
+
 /// A filter that matches no test would pass.
 #[test]
 fn what_miri_runs_has_tests() {

@@ -45,7 +45,7 @@ pub(super) struct Times {
     pub(super) error_ns: u64,
     pub(super) off_cpu_ns: u64,
     pub(super) idle_ns: u64,
-    /// It was entered, and its thread was in another span that is not inside it.
+    /// The span was entered, and its thread was in another span that is not inside it.
     pub(super) other_ns: u64,
     pub(super) voluntary: u64,
     pub(super) involuntary: u64,
@@ -366,7 +366,7 @@ impl Oracle {
         std::iter::successors(Some(span), |span| self.spans[*span].parent).collect()
     }
 
-    /// The same without unmatched spans.
+    /// Without unmatched spans.
     fn profiled_up(&self, span: usize) -> Vec<usize> {
         let up = self.path_up(span).into_iter();
         up.filter(|span| self.spans[*span].kind.is_profiled()).collect()
@@ -455,7 +455,7 @@ impl Oracle {
         children
     }
 
-    /// These spans are registered with the collector, for any reason.
+    /// Registers spans with the collector, for any reason.
     pub(super) fn note_known(&mut self, spans: &[usize]) {
         spans.iter().for_each(|span| self.spans[*span].is_known = true);
     }

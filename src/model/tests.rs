@@ -461,7 +461,7 @@ fn ten_thousand_kept_spans_close_while_the_collector_stands_still() {
 #[test]
 fn spans_close_while_the_collector_is_inside_a_step() {
     const SPANS: usize = 1_000;
-    /// Those of the first round: each round that finds closed spans is followed by another one.
+    /// The spans of the first round: each round that finds closed spans is followed by another one.
     const STEPS: usize = 3;
     if sys::SampleRing::scripted(4096, 1).is_err() {
         return;

@@ -31,7 +31,7 @@ struct Script {
     threads: Arc<Mutex<Vec<Arc<ThreadShared>>>>,
     /// No thread can be sampled.
     refuses: Arc<AtomicBool>,
-    /// Its voluntary and involuntary switches.
+    /// The thread's voluntary and involuntary switches.
     switches: Arc<Mutex<[u64; 2]>>,
     /// One entry per wake-up of the collector: when the thread's spans become old, as the collector sees it.
     wakes: Arc<Mutex<Vec<u64>>>,
