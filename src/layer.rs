@@ -297,12 +297,12 @@ where
     #[inline]
     fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
         let Some(engine) = self.control.open_engine() else { return };
-        let flags = engine.spans.flags(number(id));
+        let (flags, plan) = engine.spans.flags_and_plan(number(id));
         if flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)
         {
             let _uncounted = SuspendCounting::begin();
-            let callsite = engine.callsites.get(engine.spans.plan_of(number(id)));
+            let callsite = engine.callsites.get(plan);
             let shown = callsite.map_or(0, |callsite| callsite.shown_fields);
             let record = |visit: &mut dyn Visit| values.record(visit);
             let values = FieldValues::read(shown, span.metadata(), record);

@@ -90,6 +90,10 @@ impl PendingLeaves {
         })
     }
 
+    pub(super) fn are_done(&self) -> bool {
+        self.leaves.iter().all(|leaf| leaf.is_done)
+    }
+
     /// How many have no stack because there were too many.
     pub(super) fn left_out(&self) -> u64 {
         u64::from(self.left_out)

@@ -91,10 +91,12 @@ impl LayerAwaits {
         let FutureRecord { place, woken_by, has_cloned, .. } = &carrier.observer;
         let (_uncounted, woke) = (SuspendCounting::begin(), woken_by.load(Ordering::Relaxed));
         let (now, lost) = ((&*self.spans, self.now()), self.inbox.counters().dropped_memory);
-        // Otherwise its leaves are those of this poll.
-        if !has_cloned.load(Ordering::Relaxed) {
-            place.lock().note_error(now, woke, outermost, lost);
+        let mut place = place.lock();
+        // Otherwise it awaits something again, in another branch.
+        if !has_cloned.load(Ordering::Relaxed) || place.leaves.are_done() {
+            place.note_error(now, woke, outermost, lost);
         }
+        drop(place);
         _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
     }
 

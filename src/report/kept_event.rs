@@ -179,7 +179,7 @@ fn fitting(mut text: String) -> String {
         }
     }
     for step in OF_DEADLOCK {
-        if is_long(&text) && text.contains(" waits for the lock of ") {
+        if is_long(&text) && text.contains(" waits for the lock ") {
             text = step(&text);
         }
     }

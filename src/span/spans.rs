@@ -551,15 +551,10 @@ impl Spans {
         state.is_new = false;
     }
 
-    /// The flags of the span with that id; 0 if it is not profiled.
+    /// The flags of the span with that id and the number of its plan; 0 if it is not profiled.
     #[inline]
-    pub(crate) fn flags(&self, id: RegistryId) -> u32 {
-        self.table.get(id).map_or(0, |slot| slot.flags())
-    }
-
-    /// The number of the plan of the span with that id; 0 if it is not profiled.
-    pub(crate) fn plan_of(&self, id: RegistryId) -> u64 {
-        self.table.get(id).map_or(0, |slot| slot.plan())
+    pub(crate) fn flags_and_plan(&self, id: RegistryId) -> (u32, u64) {
+        self.table.get(id).map_or((0, 0), |slot| (slot.flags(), slot.plan()))
     }
 
     /// An error occurred in the span with that id.

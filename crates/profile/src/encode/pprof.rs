@@ -144,6 +144,7 @@ impl<'a> Encoder<'a> {
             self.message.sample.push(encoded);
         }
         let mut comments = vec![profile.title.clone()];
+        comments.extend(Some(&profile.headline).filter(|it| !it.is_empty()).cloned());
         comments.extend(profile.notes.iter().cloned());
         comments.push(format!("profile.id={}", profile.id));
         comments.extend(profile.attributes.iter().map(comment));

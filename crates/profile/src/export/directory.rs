@@ -233,12 +233,7 @@ impl Directory {
         let time = file_time(SystemTime::now());
         let probe = nearest.join(format!("{time}-{pid}-check-{number:032x}.tmp"));
         let made = if nearest == self.path {
-            // A full file system still has room for an empty file.
-            create_private_file(&probe).and_then(|mut file| {
-                let written = file.write_all(&[0; 4096]);
-                let removed = fs::remove_file(probe);
-                written.and(removed)
-            })
+            create_private_file(&probe).and_then(|_| fs::remove_file(probe))
         } else {
             create_private_directory(&probe).and_then(|()| fs::remove_dir(probe))
         };
