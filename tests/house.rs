@@ -597,14 +597,14 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_203;
+const TOTAL: usize = 60_201;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
     (".", "(top)", 3491),
     (".", "allocations", 241),
     (".", "assemble", 1088),
-    (".", "awaits", 1690),
+    (".", "awaits", 1696),
     (".", "collect", 1085),
     (".", "config", 1042),
     (".", "engine", 966),
@@ -616,9 +616,9 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "otel", 1217),
     (".", "publish", 2079),
     (".", "references", 749),
-    (".", "report", 1183),
+    (".", "report", 1186),
     (".", "sinks", 1957),
-    (".", "span", 5201),
+    (".", "span", 5194),
     (".", "symbols", 1993),
     (".", "threads", 2704),
     (".", "watch", 1275),
@@ -631,8 +631,8 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),
     ("crates/profile", "compare", 1153),
-    ("crates/profile", "encode", 2540),
-    ("crates/profile", "export", 1133),
+    ("crates/profile", "encode", 2541),
+    ("crates/profile", "export", 1128),
     ("crates/profile", "facts", 1095),
     ("crates/profile", "profile", 3635),
     ("crates/profile", "redact", 376),

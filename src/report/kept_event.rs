@@ -170,7 +170,10 @@ fn fitting(mut text: String) -> String {
     // Of a deadlock, what stands between the names.
     const OF_DEADLOCK: [fn(&str) -> String; 2] = [
         |text| without(text, " 0x", &[" of "]),
-        |text| without(text, " (thread ", &[" waits", ",", ";"]),
+        |text| {
+            let ended = without(&format!("{text};"), " (thread ", &[" waits", ",", ";"]);
+            ended.trim_end_matches(';').to_owned()
+        },
     ];
     let is_long = |text: &String| text.chars().count() > MOST_CHARS;
     for step in STEPS {

@@ -12,8 +12,7 @@ pub(crate) use super::flags::{
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
-use crate::facts::Allocations;
-use crate::facts::TimeBreakdown;
+use crate::facts::{Allocations, TimeBreakdown};
 use crate::sys::{Clock, counts_allocations};
 
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
@@ -21,11 +20,10 @@ use crate::sys::{Clock, counts_allocations};
 const AGED_SHARE: u64 = 64;
 
 /// Written by the hooks of all threads that the span is on. A slot belongs to one span from [`open`](Self::open) to
-/// [`release`](Self::release). The registry separates these uses: it reuses an id only after every layer has seen the
-/// span close.
+/// [`release`](Self::release): the registry reuses an id only after every layer has seen the span close.
 ///
-/// The fields that most hooks touch come first, in two cache lines. What is
-/// behind them is touched by a hook only if a flag says that it is in use.
+/// The fields that most hooks touch come first, in two cache lines. A hook touches those behind them only if a flag says
+/// that they are in use.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
