@@ -364,7 +364,10 @@ fn a_span_counts_time_of_child_spans_on_other_threads_once() {
 fn a_long_lived_span_does_not_make_its_children_old() {
     for source in sources() {
         for (rules, is_open_for_long) in [("on_cpu>5ms", true), ("5ms", false)] {
-            let setup = Setup::with(rules, |builder| builder.source(source).sampling_delay(AGE));
+            let setup = Setup::with(rules, |builder| {
+                // A reference, one in 16, is sampled from its enter.
+                builder.source(source).sampling_delay(AGE).references(0, 0.0)
+            });
             in_layer(&setup, || {
                 let connection = info_span!("connection");
                 let request = |how: fn()| {
