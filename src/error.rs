@@ -141,7 +141,7 @@ pub enum FlushError {
     /// The exporter fails, or its receiver is away or refuses profiles, for this reason.
     #[error("profiles cannot be exported: {0}")]
     ExporterFails(String),
-    /// So many profiles with a reported id were lost since the last call; [`Stats`](crate::Stats) and the log say why.
+    /// How many profiles with a reported id were lost since the last call; [`Stats`](crate::Stats) and the log say why.
     #[error("{0} profiles were lost")]
     ProfilesLost(u64),
     /// The call was made on a thread of the layer, which would wait for itself: in an exporter or a callback.

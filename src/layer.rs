@@ -332,13 +332,13 @@ where
         };
         let (known, error) = (&engine.callsites.logged_errors, OnceCell::new());
         let error = || error.get_or_init(|| LoggedError::of(event)).clone();
-        let told = Cell::new(None);
+        let noted = Cell::new(None);
         engine.spans.fail_nearest(from, &ask, &|span| {
             // The outermost one is the last.
-            told.set(known.add(span, error).then_some(span));
+            noted.set(known.add(span, error).then_some(span));
         });
-        if let Some(told) = told.get() {
-            engine.awaits.note_error(told);
+        if let Some(noted) = noted.get() {
+            engine.awaits.note_error(noted);
         }
     }
 

@@ -62,7 +62,7 @@ pub struct KeptSpan {
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
     pub(crate) facts: Facts,
-    /// What the first `ERROR` event in it says, redacted, and whether it tells of a panic. For the log alone.
+    /// What the first `ERROR` event in it says, redacted, and whether it reports a panic. For the log alone.
     pub(crate) error: Option<(Arc<str>, bool)>,
     /// Equal rules have the same id.
     pub(crate) rule: u64,

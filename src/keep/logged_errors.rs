@@ -18,7 +18,7 @@ use crate::text::escaped;
 
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedError {
-    /// The file and line where it was logged, unless that is unknown, or where the panic was that it tells of.
+    /// The file and line where it was logged, unless that is unknown, or where the panic was that it reports.
     pub(crate) place: Option<(Arc<str>, u32)>,
     pub(crate) is_panic: bool,
     /// The beginning of its message and error.
@@ -166,7 +166,7 @@ impl LoggedError {
             .as_ref()
             .is_some_and(|(_, said, at)| text.contains(&**said) && at.elapsed() < MAX_PANIC_AGE);
         let place = match last_panic {
-            // It is told of once.
+            // It is reported once.
             Some((place, ..)) if is_panic => Some(place),
             last_panic => {
                 swap_panic(last_panic);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_tells_of_a_panic_has_its_place_once() {
+    fn an_event_that_reports_a_panic_has_its_place_once() {
         observe_panics();
         let logged = |text: &str| {
             let message = METADATA.fields().field("message").unwrap();
@@ -268,7 +268,7 @@ mod tests {
         let line = line!() + 1;
         let panics = |said: &str| _ = catch_unwind(AssertUnwindSafe(|| panic!("{said}")));
         panics("no such age: 104");
-        assert_eq!(logged("no offers"), at_log(), "it tells of something else");
+        assert_eq!(logged("no offers"), at_log(), "it reports something else");
         let place = (true, format!("{}:{line}", file!()));
         assert_eq!(logged("Service panicked: no such age: 104"), place);
         assert_eq!(logged("Service panicked: no such age: 104"), at_log(), "another one");

@@ -86,7 +86,7 @@ pub struct Facts {
     pub children: Children,
     /// What kept it from a CPU.
     pub starved: Starved,
-    /// Where in the source the first error event in it was logged, or the panic was that this tells of: the last two parts
+    /// Where in the source the first error event in it was logged, or the panic was that this reports: the last two parts
     /// of the file's path, and the line. `None` if it did not fail, or by its status or a panic alone, or that is not known:
     /// events of the crate `log` have no place. If many spans fail at the same time, it can be a later event, or none.
     pub error_at: Option<String>,
