@@ -503,7 +503,8 @@ fn a_memory_shortage_after_the_verdict_is_noted_in_the_profile() {
     let lost = setup.handle.stats().samples.dropped_memory;
     assert!(lost > 0);
     assert_eq!(support::points_with_remark(profile), profile.sample_count());
-    assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stacks dropped"))));
+    assert!(profile.notes.iter().any(|note| note.contains(&format!("{lost} stack"))
+        && note.contains(" dropped for lack of memory")));
     // The profile still has all of the CPU time.
     assert_weight(profile, lost);
 }
