@@ -47,7 +47,12 @@ impl Setup {
     /// The same with the default `sampling_delay`.
     pub(crate) fn of_rules(rules: &str, set: impl FnOnce(Builder) -> Builder) -> Self {
         // On a busy machine some milliseconds of work can take longer than the usual limit of spans that hang.
-        let rules = if rules == "0ms" { "0ms|hung=off" } else { rules };
+        let keeps_all = |rule: &str| rule == "0ms" || rule.ends_with("=0ms");
+        let rules = rules.split(',').map(|rule| match keeps_all(rule) {
+            true => format!("{rule}|hung=off"),
+            false => rule.to_owned(),
+        });
+        let rules = rules.collect::<Vec<_>>().join(",");
         let memory = Memory::new();
         let kept = Arc::new(Mutex::new(Vec::new()));
         let received = Arc::clone(&kept);

@@ -99,7 +99,7 @@ fn enter(group: &Path, file: &str, id: u32) {
 fn throttled_time_is_that_of_the_control_group() {
     const TEST: &str = "throttled::throttled_time_is_that_of_the_control_group";
     if !is_child(TEST) {
-        let Some(group) = Group::new("quota", Some(20)) else {
+        let Some(group) = Group::new("quota", Some(5)) else {
             println!("skipped: no control group with a quota can be made here");
             return;
         };
