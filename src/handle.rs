@@ -13,7 +13,7 @@ use crate::control::Control;
 use crate::engine::{
     CancelProfile, Command, Engine, LONGEST_ANSWER, NoAnswer, ProfileKind, StartedProfile,
 };
-use crate::error::{Error, FlushError, ProfileError};
+use crate::error::{Error, FlushError, FlushStage, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
 use crate::publish::{OpenSpan, Reply, ShutdownResult};
@@ -362,8 +362,9 @@ impl Handle {
         self.known(|engine| engine.source.describe()).unwrap_or_default()
     }
 
-    /// Returns a guard for `main` that exports everything that was kept when it is dropped, and waits for at most 5
-    /// seconds. If something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does.
+    /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for a receiver for at
+    /// most 5 seconds, and for at most 30 while profiles are made and written, which takes long on a busy machine. If
+    /// something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does.
     /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost.
     #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
     pub fn flush_on_drop(&self) -> FlushGuard {
@@ -424,12 +425,19 @@ pub struct FlushGuard(Handle);
 
 const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long to wait further while the layer's own threads work.
+const LONGEST_COLLECTION: Duration = Duration::from_secs(25);
+
 /// How long to wait for the log lines of what is lost.
 const LAST_REPORTS: Duration = Duration::from_secs(1);
 
 impl Drop for FlushGuard {
     fn drop(&mut self) {
-        if self.0.flush(GUARD_TIMEOUT).is_err() {
+        let mut flushed = self.0.flush(GUARD_TIMEOUT);
+        if flushed == Err(FlushError::Timeout(FlushStage::Collection)) {
+            flushed = self.0.flush(LONGEST_COLLECTION);
+        }
+        if flushed.is_err() {
             let now = Instant::now();
             // The log states what is lost.
             _ = self.0.end(now, now + LAST_REPORTS);
