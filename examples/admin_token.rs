@@ -1,7 +1,7 @@
-//! The routes of `Handle::router_for` behind a token, for operators on other machines.
+//! The routes of `router_for` behind a token, for operators on other machines.
 //!
 //! ```sh
-//! PROFILING_TOKEN=$(openssl rand -hex 16) cargo run --features axum --example admin_token
+//! PROFILING_TOKEN=$(openssl rand -hex 16) cargo run --example admin_token
 //! ```
 //!
 //! The token is the password of HTTP basic authentication, without a user, so browsers ask for it. It is sent in clear
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let expected = format!("Basic {}", BASE64_STANDARD.encode(format!(":{token}")));
     let admin = Router::new()
-        .nest("/profiling", handle.router_for(["shop.internal"]))
+        .nest("/profiling", tracing_profiling_server::router_for(&handle, ["shop.internal"]))
         .layer(from_fn_with_state(Arc::<str>::from(expected), only_with_token));
     // In a service, the address of the network of operators.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:9999").await?;

@@ -17,8 +17,8 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tracing_profiling::RouteHistory;
 use tracing_profiling::compare::{ComparedValue, Comparison, Quantity, SpentIn};
+use tracing_profiling::{Period, RouteHistory};
 
 const USAGE: &str = "usage: compare BEFORE AFTER [--dir DIRECTORY] [--fail-above PERCENT%]";
 const MOST_ROWS: usize = 5;
@@ -53,7 +53,7 @@ impl Arguments {
     fn read(&self, what: &str) -> std::io::Result<RouteHistory> {
         match Path::new(what).exists() {
             true => RouteHistory::read(what),
-            false => RouteHistory::of_version(&self.dir, what),
+            false => RouteHistory::of_period(&self.dir, &Period::Version(what.to_owned())),
         }
     }
 }

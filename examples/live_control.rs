@@ -1,7 +1,7 @@
 //! A small shop whose profiling is controlled at run time: it starts disabled.
 //!
 //! ```sh
-//! cargo run --release --features axum --example live_control
+//! cargo run --release --example live_control
 //! ```
 //!
 //! prints commands to try. The shop and the operators' endpoint are two listeners; only the first would be reachable
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .init();
 
     let shop = Router::new().route("/", get(page));
-    let admin = Router::new().nest("/profiling", handle.router());
+    let admin = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
     let shop_listener = TcpListener::bind("127.0.0.1:0").await?;
     // No authentication: the port is reachable only from this machine.
     let admin_listener = TcpListener::bind("127.0.0.1:0").await?;

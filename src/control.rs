@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-#[cfg(feature = "axum")]
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel;
 use parking_lot::Mutex;
@@ -20,7 +18,6 @@ use crate::otel::UnreachedSpans;
 use crate::publish::ShutdownResult;
 use crate::refresh::refresh_interest;
 use crate::sys;
-#[cfg(feature = "axum")]
 use crate::text::line_of;
 
 /// How long new rules wait until all callsites of the program know them.
@@ -49,9 +46,6 @@ pub(crate) struct Control {
     dispatch: OwnDispatch,
     /// The directory in which profiles can be found, if they are written to files.
     pub(crate) dir: Option<PathBuf>,
-    /// The template of links to traces; empty if there is none.
-    #[cfg(feature = "axum")]
-    pub(crate) trace_url: String,
 }
 
 #[derive(Debug)]
@@ -75,8 +69,6 @@ impl Control {
         Engine::disable_in_children();
         let (rules, has_malformed) = (builder.rules.clone(), builder.has_malformed());
         let dir = builder.dir();
-        #[cfg(feature = "axum")]
-        let trace_url = builder.trace_url.clone();
         let control = Arc::new(Self {
             gate: Gate::new(),
             unreached: Arc::default(),
@@ -93,8 +85,6 @@ impl Control {
             early_warnings: Mutex::default(),
             dispatch: Arc::default(),
             dir,
-            #[cfg(feature = "axum")]
-            trace_url,
         });
         let switch = &mut control.switch.lock();
         if has_malformed && rules.is_off() {
@@ -121,8 +111,6 @@ impl Control {
             switch: Mutex::new(switch),
             early_warnings: Mutex::default(),
             dir: None,
-            #[cfg(feature = "axum")]
-            trace_url: String::new(),
         })
     }
 
@@ -287,7 +275,6 @@ impl Control {
     }
 
     /// Logs that the rules were changed, or profiling disabled, from outside the program.
-    #[cfg(feature = "axum")]
     pub(crate) fn log_rules(&self, by: &str) {
         /// The characters of the message: rules come over the network, and can be long.
         const LONGEST_RULES: usize = 1_000;

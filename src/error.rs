@@ -176,7 +176,7 @@ pub enum FlushStage {
     Reports,
 }
 
-/// Why there is no profile of the process; see [`Handle::profile`](crate::Handle::profile).
+/// Why there is no profile of the process, its heap or its threads; see [`Handle::profile`](crate::Handle::profile).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
@@ -187,6 +187,13 @@ pub enum ProfileError {
     /// not list the threads.
     #[error("no thread can be sampled: {0}")]
     Unavailable(String),
+    /// The live heap is not tracked.
+    #[error(
+        "the live heap is not tracked. That takes TRACING_PROFILING_HEAP=on, TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL not 0, \
+         `tracing_profiling::ProfilingAllocator` as the program's `#[global_allocator]`, and profiling that was not off from \
+         the start"
+    )]
+    HeapNotTracked,
     /// The rate or the duration is 0 or more than what is possible.
     #[error(
         "the duration must be more than 0 and at most an hour, and the rate from 1 to 1000 per second, or to 100 for wall \

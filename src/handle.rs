@@ -1,6 +1,5 @@
 //! Access to a layer after it was added to a subscriber.
 
-#[cfg(feature = "axum")]
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,17 +9,15 @@ use parking_lot::Mutex;
 
 use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
+use crate::encode::{HtmlContext, KeptSummary};
 use crate::engine::{
-    CancelProfile, Command, Engine, LONGEST_ANSWER, NoAnswer, ProfileKind, StartedProfile,
+    CancelProfile, Command, Engine, LONGEST_ANSWER, ProfileKind, StartedProfile, not_listed,
 };
 use crate::error::{Error, FlushError, FlushStage, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
-use crate::publish::{OpenSpan, Reply, ShutdownResult};
-#[cfg(feature = "axum")]
-use crate::publish::{PublishState, RecentlyKept};
-#[cfg(feature = "metrics")]
-use crate::references::References;
+use crate::publish::{OpenSpan, RecentlyKept, Reply, ShutdownResult};
+use crate::references::Route;
 use crate::sinks::HeapPart;
 use crate::stats::Stats;
 use crate::sys::SuspendCounting;
@@ -90,15 +87,14 @@ impl Handle {
     /// The profiled spans that have been open for longer than `older_than`, each with where it is: what it awaits if its
     /// future is [`Profiled`](crate::Profiled), or where its thread is blocked. The oldest come first, at most 1,000.
     ///
-    /// Waits for the layer's threads, which read symbols, for up to 30 seconds. Empty if they do not answer.
-    pub fn open_spans(&self, older_than: Duration) -> Vec<OpenSpan> {
-        self.find_open_spans(older_than).unwrap_or_default()
-    }
-
-    /// Lists the open spans. A layer that does not run has none.
-    pub(crate) fn find_open_spans(&self, older_than: Duration) -> Result<Vec<OpenSpan>, NoAnswer> {
+    /// A layer that does not run has none.
+    ///
+    /// # Errors
+    ///
+    /// If the layer's threads, which read symbols, do not answer in 30 seconds.
+    pub fn open_spans(&self, older_than: Duration) -> Result<Vec<OpenSpan>, ProfileError> {
         match self.ask(|reply| Command::FindOpen { older_than, reply }) {
-            Err(NoAnswer::Off) => Ok(Vec::new()),
+            Err(ProfileError::Ended) => Ok(Vec::new()),
             answer => answer,
         }
     }
@@ -107,28 +103,32 @@ impl Handle {
     /// is still in use, by stack, in spans or not. Amounts are estimates from samples.
     /// [`encode::pprof`](crate::encode::pprof) writes it as a heap profile.
     ///
-    /// `None` unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs; also if its
-    /// threads do not answer in 30 seconds.
-    pub fn heap_profile(&self) -> Option<Profile> {
-        self.heap_part(HeapPart::All).ok()
+    /// # Errors
+    ///
+    /// Unless the layer has [`Builder::heap`](crate::Builder::heap) and no other such layer runs; also if its threads do not
+    /// answer in 30 seconds.
+    pub fn heap_profile(&self) -> Result<Profile, ProfileError> {
+        self.heap_part(HeapPart::All)
     }
 
     /// What is in use now and was not at the last call of this, or when the layer was built: only
     /// stacks with more bytes in use than then, by how much they grew. Memory that leaks is among the largest after some time.
     ///
-    /// `None` as for [`heap_profile`](Self::heap_profile).
-    pub fn heap_growth(&self) -> Option<Profile> {
-        self.heap_part(HeapPart::Growth).ok()
+    /// # Errors
+    ///
+    /// As for [`heap_profile`](Self::heap_profile).
+    pub fn heap_growth(&self) -> Result<Profile, ProfileError> {
+        self.heap_part(HeapPart::Growth)
     }
 
-    pub(crate) fn heap_part(&self, part: HeapPart) -> Result<Profile, NoAnswer> {
+    fn heap_part(&self, part: HeapPart) -> Result<Profile, ProfileError> {
         /// One at a time: each takes memory and the time of the layer's threads.
         static ASKING: Mutex<()> = Mutex::new(());
         if !self.running(Engine::is_heap_tracked).unwrap_or(false) {
-            return Err(NoAnswer::HeapNotTracked);
+            return Err(ProfileError::HeapNotTracked);
         }
         let _uncounted = SuspendCounting::begin();
-        let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(NoAnswer::Late)?;
+        let _asking = ASKING.try_lock_for(LONGEST_ANSWER).ok_or(ProfileError::NoAnswer)?;
         self.ask(|reply| Command::Heap(part, reply))
     }
 
@@ -142,19 +142,16 @@ impl Handle {
     /// reached are counted. Reading symbols comes after that.
     /// Call it on a thread of its own if the executor of the routes can hang.
     ///
-    /// `None` if the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system
-    /// does not list the threads of a process.
-    pub fn threads(&self) -> Option<ThreadDump> {
-        self.find_threads().ok()
+    /// # Errors
+    ///
+    /// If the layer is off or was dropped, if its threads do not answer in 30 seconds, and where the system does not list
+    /// the threads of a process.
+    pub fn threads(&self) -> Result<ThreadDump, ProfileError> {
+        self.ask(Command::DumpThreads)?.ok_or_else(not_listed)
     }
 
-    /// Like [`threads`](Self::threads), but returns why there is no dump.
-    pub(crate) fn find_threads(&self) -> Result<ThreadDump, NoAnswer> {
-        self.ask(Command::DumpThreads)?.ok_or(NoAnswer::NotListed)
-    }
-
-    fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
-        self.running(|engine| engine.ask(question)).unwrap_or(Err(NoAnswer::Off))
+    fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, ProfileError> {
+        self.running(|engine| engine.ask(question)).unwrap_or(Err(ProfileError::Ended))
     }
 
     /// A profile of the process: by default the CPU time of all its threads for that long, in spans or not, of Rust
@@ -190,8 +187,13 @@ impl Handle {
         started.wait()
     }
 
-    /// Begins such a profile. The second value ends it when it is dropped.
-    pub(crate) fn begin_profile(
+    /// Begins a [`profile`](Self::profile), and returns at once. Dropping the first value ends it; the second one waits
+    /// for it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`profile`](Self::profile).
+    pub fn begin_profile(
         &self,
         options: ProfileOptions,
     ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
@@ -243,9 +245,9 @@ impl Handle {
         self.running(|engine| engine.spans.force_current()).unwrap_or(false)
     }
 
-    /// Logs that the rules were changed, or profiling disabled, from outside the program.
-    #[cfg(feature = "axum")]
-    pub(crate) fn log_rules(&self, by: &str) {
+    /// Logs the rules that are now in force, as changed from outside the program: by a request or by a signal. `by` begins
+    /// the line, such as `HTTP`.
+    pub fn log_rules(&self, by: &str) {
         if let Some(control) = self.find() {
             control.log_rules(by);
         }
@@ -314,29 +316,29 @@ impl Handle {
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }
 
-    #[cfg(feature = "axum")]
-    pub(crate) fn trace_url(&self) -> String {
-        self.find().map_or_else(String::new, |control| control.trace_url.clone())
-    }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn recently_kept(&self) -> Vec<RecentlyKept> {
+    /// The last 1,000 spans that were kept, the newest first.
+    pub fn recently_kept(&self) -> Vec<RecentlyKept> {
         self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
     }
 
-    #[cfg(feature = "axum")]
-    pub(crate) fn find_kept(&self, id: &str) -> Option<RecentlyKept> {
-        self.known(|engine| engine.publish.reporter.recent.find(id))?
+    /// The routes of which something is known from [reference spans](crate::Builder::references), in no order.
+    pub fn routes(&self) -> Vec<Route> {
+        self.known(|engine| engine.publish.references.routes()).unwrap_or_default()
     }
 
-    /// What the threads that publish share, while the layer runs.
-    #[cfg(feature = "axum")]
-    pub(crate) fn published(&self) -> Option<PublishState> {
-        self.known(|engine| engine.publish.clone())
+    /// The typical request of a route, by its [name](Route::name): the mean of the last reference spans. `None` if there
+    /// are none.
+    pub fn typical_request(&self, route: &str) -> Option<Profile> {
+        self.known(|engine| engine.publish.references.typical(route))?
     }
 
-    #[cfg(feature = "axum")]
-    pub(crate) fn dir(&self) -> Option<PathBuf> {
+    /// What reports contain beside profiles: the service and its version, and the templates of links.
+    pub fn report_context(&self) -> HtmlContext {
+        self.known(|engine| engine.publish.references.context().clone()).unwrap_or_default()
+    }
+
+    /// The directory of the layer's [`Directory`](crate::Directory), in which its profiles and those of earlier runs are.
+    pub fn directory(&self) -> Option<PathBuf> {
         self.0.upgrade()?.dir.clone()
     }
 
@@ -346,7 +348,10 @@ impl Handle {
     }
 
     #[cfg(feature = "metrics")]
-    pub(crate) fn with_references<T>(&self, read: impl FnOnce(&References) -> T) -> Option<T> {
+    pub(crate) fn with_references<T>(
+        &self,
+        read: impl FnOnce(&crate::references::References) -> T,
+    ) -> Option<T> {
         self.running(|engine| read(&engine.publish.references))
     }
 
@@ -369,6 +374,21 @@ impl Handle {
     #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
     pub fn flush_on_drop(&self) -> FlushGuard {
         FlushGuard(self.clone())
+    }
+}
+
+impl RecentlyKept {
+    /// What short forms say of it.
+    pub fn summary(&self) -> Option<KeptSummary<'_>> {
+        Some(KeptSummary {
+            id: (&self.id).into(),
+            facts: self.kept.spans.first()?.facts(),
+            samples: self.kept.samples,
+            headline: &self.headline,
+            hotspots: &self.kept.hotspots,
+            compared: self.kept.compared.as_ref(),
+            no_profile: self.no_profile.as_deref(),
+        })
     }
 }
 

@@ -56,13 +56,13 @@
 //! | `otlp` | off | `encode::otlp`, and a file in that format next to each report |
 //! | `firefox` | off | `encode::firefox`: a format for profiler.firefox.com and samply |
 //! | `opentelemetry-sdk` | off | `KeptTraces`: whole traces of what was kept, few of the others; conversion of a resource of `opentelemetry_sdk` to [`Resource`] |
-//! | `axum` | off | `Handle::router`: the rules, the state and the profiles over HTTP, and a page that shows them; not accessible to pages of other sites, but without authentication, so it must not be reachable from outside |
-//! | `tower` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await |
+//! | `tower`, `axum` | off | `tower::AwaitsLayer`, for servers: the profiles of requests show what they await; with `axum` they are named by the route |
 //! | `metrics` | off | `Handle::register_metrics`, `register_route_metrics`: [`Stats`], and totals by route, as OpenTelemetry metrics |
 //! | `otlp-http`, `otlp-grpc` | off | `OtlpExporter`: profiles go to an OpenTelemetry Collector. With an endpoint in `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT`, [`ProfilingLayer::from_env`] uses it |
 //! | `otlp-tls-ring`, `otlp-tls-aws-lc` | off | `https` for `otlp-http` and `otlp-grpc`, with that cryptography; `otlp-tls`: with the one that the program [has installed](crate::guide::otlp#https) |
 //!
-//! No other feature starts anything by itself.
+//! No other feature starts anything by itself. The crate `tracing-profiling-server` has routes for axum: the rules, the state and
+//! the profiles over HTTP, and a page that shows them.
 //!
 //! [Variables](guide::configuration#variables) configure it, and methods of the [`Builder`].
 //!
@@ -99,8 +99,6 @@ mod error;
 pub mod export;
 mod handle;
 mod history;
-#[cfg(feature = "axum")]
-mod http;
 mod inbox;
 mod intake;
 mod interest;
@@ -112,8 +110,6 @@ mod log;
 mod metrics;
 #[cfg(test)]
 mod model;
-#[cfg(feature = "axum")]
-mod origin;
 mod otel;
 mod publish;
 mod references;
@@ -156,12 +152,11 @@ pub mod guide {
         )* };
     }
     pages! {
-        subscriber awaits allocations configuration log report nothing_is_kept platforms sizing redaction
+        subscriber awaits allocations configuration live_control log report nothing_is_kept platforms sizing redaction
     }
     pages! {
         if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") opentelemetry
         if "opentelemetry-sdk" (feature = "opentelemetry-sdk", "`opentelemetry-sdk`") kept_traces
-        if "axum" (feature = "axum", "`axum`") live_control
         if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") otlp
         if "_otlp" (any(feature = "otlp-grpc", feature = "otlp-http"), "`otlp-grpc` or `otlp-http`") receivers
     }
@@ -173,7 +168,7 @@ struct Readme;
 
 pub use awaits::{Profiled, ProfiledExt, queued};
 pub use config::Builder;
-pub use engine::ProfileKind;
+pub use engine::{CancelProfile, ProfileKind, StartedProfile};
 pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
@@ -186,7 +181,7 @@ pub use facts::{
     Unit,
 };
 pub use handle::{FlushGuard, Handle, ProfileOptions};
-pub use history::RouteHistory;
+pub use history::{Period, RouteHistory};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
 pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
@@ -196,8 +191,9 @@ pub use layer::ProfilingLayer;
 pub use otel::KeptTraces;
 pub use otel::span_attributes;
 pub use profile::{DumpedThread, Profile, Resource, ThreadActivity, ThreadDump};
-pub use publish::{OpenSpan, OpenState};
+pub use publish::{OpenSpan, OpenState, RecentlyKept};
 pub use redact::{InvalidPattern, Redaction};
+pub use references::Route;
 pub use sampler::{Source, UnknownName};
 pub use stats::{
     AllocationStats, AwaitStats, ChildStats, ContinuousStats, ProfileStats, ReferenceStats,

@@ -48,7 +48,7 @@ impl Answer {
 
 /// Sends a request to the routes, nested as a program would mount them.
 async fn ask(handle: &Handle, method: &str, path: &str, body: impl Into<Body>) -> Answer {
-    let app = Router::new().nest("/profiling", handle.router());
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
     let uri = format!("/profiling{path}");
     let request = Request::builder().method(method).uri(uri).body(body.into()).unwrap();
     let (parts, body) = app.oneshot(request).await.unwrap().into_parts();
@@ -75,7 +75,7 @@ fn routes_answer_while_the_pool_of_blocking_threads_is_full() {
 }
 
 async fn get_as(handle: &Handle, path: &str, accept: &str) -> Answer {
-    let app = Router::new().nest("/profiling", handle.router());
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
     let request = Request::get(format!("/profiling{path}")).header(header::ACCEPT, accept);
     let answer = app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
     let (parts, body) = answer.into_parts();
@@ -474,7 +474,8 @@ impl std::task::Wake for NoWake {
 #[tokio::test]
 async fn a_browser_gets_a_page_that_can_only_use_these_routes() {
     let setup = Setup::new("1h");
-    let app = Router::new().nest("/admin/profiling", setup.handle.router());
+    let app =
+        Router::new().nest("/admin/profiling", tracing_profiling_server::router(&setup.handle));
     let request = |path: &str, accept: &str| {
         Request::get(path).header(header::ACCEPT, accept).body(Body::empty()).unwrap()
     };
@@ -657,7 +658,8 @@ type Headers = &'static [(&'static str, &'static str)];
 
 /// Sends a request as over HTTP/1.1, where the host is a header.
 async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-    let app = Router::new().nest("/profiling", handle.router_for(["Shop.internal"]));
+    let app = Router::new()
+        .nest("/profiling", tracing_profiling_server::router_for(&handle, ["Shop.internal"]));
     let mut request = Request::builder().method(method).uri(format!("/profiling{path}"));
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -1021,7 +1023,7 @@ fn no_more_than_two_slow_requests_are_answered_at_once() {
     begun.recv().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let app = setup.handle.router();
+        let app = tracing_profiling_server::router(&setup.handle);
         let ask = |path: &str| {
             let request = Request::builder().uri(path).body(Body::empty()).unwrap();
             tokio::spawn(app.clone().oneshot(request))
@@ -1147,7 +1149,7 @@ async fn loopback_and_allowed_hosts_are_answered() {
     let typed = [("host", "localhost:9999"), FIREFOX, ("sec-fetch-site", "none")];
     assert_eq!(ask_as(&setup.handle, "GET", "", &typed).await.status, StatusCode::OK);
     // `router()` allows no host name but loopback.
-    let app = Router::new().nest("/profiling", setup.handle.router());
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&setup.handle));
     let request = Request::get("/profiling").header("host", "shop.internal").body(Body::empty());
     let answer = app.oneshot(request.unwrap()).await.unwrap();
     assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST);
@@ -1157,7 +1159,7 @@ async fn loopback_and_allowed_hosts_are_answered() {
 async fn the_host_may_be_in_the_uri_as_in_http_2() {
     let setup = Setup::new("1h");
     let ask = async |method: &str, authority: &str, headers: &[(&str, &str)]| {
-        let app = Router::new().nest("/profiling", setup.handle.router());
+        let app = Router::new().nest("/profiling", tracing_profiling_server::router(&setup.handle));
         let uri = format!("http://{authority}/profiling");
         let mut request = Request::builder().method(method).uri(uri);
         for (name, value) in headers {
@@ -1278,7 +1280,8 @@ async fn scrapers_get_profiles_by_address_and_by_name() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let setup = Setup::new("1h");
-    let admin = Router::new().nest("/profiling", setup.handle.router_for(["shop.internal"]));
+    let admin = Router::new()
+        .nest("/profiling", tracing_profiling_server::router_for(&setup.handle, ["shop.internal"]));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, admin).await });

@@ -187,7 +187,7 @@ fn the_pages_work_in_a_browser() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let base = format!("http://{}/profiling", listener.local_addr().unwrap());
-    let app = Router::new().nest("/profiling", handle.router());
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
     runtime.spawn(async move { axum::serve(listener, app).await });
     let pictures = root.join("target/page/pictures");
     let checked = Command::new("node")

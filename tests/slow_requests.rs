@@ -253,7 +253,8 @@ fn check_markdown(handle: &Handle) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let get = |path: String| {
         let request = Request::get(path).header(header::ACCEPT, "text/markdown");
-        let answer = handle.router().oneshot(request.body(Body::empty()).unwrap());
+        let answer =
+            tracing_profiling_server::router(&handle).oneshot(request.body(Body::empty()).unwrap());
         let body = async { answer.await.unwrap().into_body().collect().await.unwrap().to_bytes() };
         String::from_utf8(runtime.block_on(body).to_vec()).unwrap()
     };

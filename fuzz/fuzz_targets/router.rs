@@ -41,7 +41,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let handle: Handle = LAYER.handle();
     let before = handle.rules();
     let status = RUNTIME.block_on(async {
-        let answer = handle.router_for(["shop.internal"]).oneshot(request).await;
+        let answer = tracing_profiling_server::router_for(&handle, ["shop.internal"]).oneshot(request).await;
         let answer = answer.unwrap_or_else(|never| match never {});
         assert!(answer.headers().contains_key("content-security-policy"));
         let status = answer.status();

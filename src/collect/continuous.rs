@@ -39,7 +39,7 @@ pub(crate) fn continuous_rate(text: &str) -> Option<u32> {
 
 impl ContinuousSettings {
     /// Prime, so that it is in step with nothing, and low.
-    const USUAL_RATE: u32 = 49;
+    pub(crate) const USUAL_RATE: u32 = 49;
     pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
 }
 

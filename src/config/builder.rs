@@ -206,6 +206,9 @@ impl Builder {
         self
     }
 
+    /// The rate of the [continuous profile](Self::continuous) that is `on`.
+    pub const USUAL_CONTINUOUS_RATE: u32 = ContinuousSettings::USUAL_RATE;
+
     /// Profiles the process continuously: the CPU time of all its threads, a profile each minute, to the exporter of
     /// the layer. `rate` is in samples per second of CPU time: from 1 to 1,000, or 0 for off, which is the default.
     ///

@@ -35,20 +35,14 @@ pub(crate) enum Command {
     ProfileProcess(ProcessRequest),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoAnswer {
-    /// The layer does not run.
-    Off,
-    HeapNotTracked,
-    NotListed,
-    /// The layer's threads did not answer in time.
-    Late,
-}
-
 /// How long a caller waits for the layer's threads, which read symbols.
 pub(crate) const LONGEST_ANSWER: Duration = Duration::from_secs(30);
 
-const NOT_LISTED: &str = "the system does not list the threads of the process in /proc/self/task";
+pub(crate) fn not_listed() -> ProfileError {
+    let why =
+        "the system does not list the threads of the process in /proc/self/task: is /proc mounted?";
+    ProfileError::Unavailable(why.to_owned())
+}
 
 #[derive(Debug)]
 pub(crate) struct Commands {
@@ -69,12 +63,15 @@ impl Commands {
 
 impl Engine {
     /// Asks the collector, and waits for the answer.
-    pub(crate) fn ask<T>(&self, question: impl FnOnce(Reply<T>) -> Command) -> Result<T, NoAnswer> {
+    pub(crate) fn ask<T>(
+        &self,
+        question: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, ProfileError> {
         let _uncounted = SuspendCounting::begin();
-        let (reply, wait) = self.commands.questions.ask().ok_or(NoAnswer::Late)?;
+        let (reply, wait) = self.commands.questions.ask().ok_or(ProfileError::NoAnswer)?;
         // A question that cannot be sent is dropped, which ends the wait.
         self.send(question(reply));
-        wait.recv_timeout(LONGEST_ANSWER).map_err(|_| NoAnswer::Late)
+        wait.recv_timeout(LONGEST_ANSWER).map_err(|_| ProfileError::NoAnswer)
     }
 
     /// Exports and reports what has been kept so far.
@@ -130,7 +127,7 @@ impl Engine {
                 return Err(ProfileError::Unavailable(self.source.describe()));
             }
             ProfileKind::Wall if sys::own_threads().is_err() => {
-                return Err(ProfileError::Unavailable(NOT_LISTED.to_owned()));
+                return Err(not_listed());
             }
             ProfileKind::Cpu | ProfileKind::Wall => {}
         }

@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use tracing::Dispatch;
 use tracing::field::Visit;
 
-pub(crate) use command::{Command, Commands, LONGEST_ANSWER, NoAnswer};
+pub(crate) use command::{Command, Commands, LONGEST_ANSWER, not_listed};
 pub(crate) use gate::Gate;
+pub(crate) use process::ProcessRequest;
 pub use process::ProfileKind;
-pub(crate) use process::{CancelProfile, ProcessRequest, StartedProfile};
+pub use process::{CancelProfile, StartedProfile};
 
 use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};

@@ -96,9 +96,10 @@ impl ProcessRequests {
     }
 }
 
-/// A profile of the process that is being made. It does not keep the layer alive.
+/// A profile of the process that is being made; see [`Handle::begin_profile`](crate::Handle::begin_profile). It does not
+/// keep the layer alive.
 #[derive(Debug)]
-pub(crate) struct StartedProfile {
+pub struct StartedProfile {
     pub(super) answer: Receiver<Profile>,
     pub(super) deadline: Instant,
     pub(super) _running: Arc<()>,
@@ -108,7 +109,12 @@ pub(crate) struct StartedProfile {
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
-    pub(crate) fn wait(self) -> Result<Profile, ProfileError> {
+    /// Waits until the profile is made.
+    ///
+    /// # Errors
+    ///
+    /// If the layer's threads do not answer within a minute after its end, or if the layer has ended.
+    pub fn wait(self) -> Result<Profile, ProfileError> {
         let _uncounted = SuspendCounting::begin();
         self.answer.recv_deadline(self.deadline).map_err(|error| match error {
             RecvTimeoutError::Timeout => ProfileError::NoAnswer,
@@ -119,7 +125,7 @@ impl StartedProfile {
 
 /// Ends the profile of the process when it is dropped, if it has not ended.
 #[derive(Debug)]
-pub(crate) struct CancelProfile {
+pub struct CancelProfile {
     pub(super) is_canceled: Arc<AtomicBool>,
     pub(super) waker: Waker,
 }

@@ -14,16 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use self::format::HourFile;
-use crate::compare::{Baseline, CohortHour, Drift, DriftDetector};
+use crate::compare::{Baseline, CohortHour, Drift, DriftDetector, hour_begins, hour_of};
 use crate::export::typical::{TypicalFile, TypicalFiles};
 use crate::facts::format::Ns;
 use crate::log::{LogEvent, LogKind};
 use crate::references::{Moment, References};
 use crate::stats::Counters;
 
-pub use routes::RouteHistory;
-#[cfg(feature = "axum")]
-pub(crate) use routes::{Period, stored_versions};
+pub use routes::{Period, RouteHistory};
 
 /// Where hours are stored, and as what.
 #[derive(Debug, Default)]
@@ -53,25 +51,11 @@ pub(crate) struct HourlyHistory {
     pub(crate) events: Vec<LogEvent>,
 }
 
-const HOUR: Duration = Duration::from_secs(60 * 60);
 /// Of an hour of which less is known, nothing is said: a process that has just started is slower.
 const MIN_OF_AN_HOUR: Duration = Duration::from_secs(30 * 60);
 /// What is lost if the process is killed.
 const WRITE_EVERY: Duration = Duration::from_secs(5 * 60);
 const HOURS_PER_DAY: u64 = 24;
-
-/// The hour of a time, counted from 1970.
-pub(crate) fn hour_of(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / HOUR.as_secs()
-}
-
-/// When an hour begins. That of hours which no clock shows is 1970.
-pub(crate) fn hour_begins(hour: u64) -> SystemTime {
-    /// The first hour of the year 10000, which file names cannot have.
-    const END: u64 = 253_402_300_800 / HOUR.as_secs();
-    let hour = if hour < END { hour } else { 0 };
-    UNIX_EPOCH + Duration::from_secs(hour * HOUR.as_secs())
-}
 
 impl HourlyHistory {
     pub(crate) fn new(

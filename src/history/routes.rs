@@ -5,12 +5,11 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use super::HOURS_PER_DAY;
 use super::format::HourFile;
-#[cfg(feature = "axum")]
-use super::hour_of;
-use super::{HOURS_PER_DAY, hour_begins};
-use crate::compare::{CohortHour, Comparison, MAX_ROUTES, compare_sets};
+use crate::compare::{CohortHour, Comparison, MAX_ROUTES, compare_sets, hour_begins, hour_of};
 use crate::export::typical::{TypicalFile, read_typical};
+use crate::references::Route;
 
 /// What was typical of each route in some hours, as layers have stored it in the directory `typical` of a
 /// [`Directory`](crate::Directory).
@@ -19,11 +18,11 @@ use crate::export::typical::{TypicalFile, read_typical};
 /// `GET /similar`. What is known of it are sums over its [reference spans](crate::Builder::references).
 ///
 /// ```no_run
-/// use tracing_profiling::RouteHistory;
+/// use tracing_profiling::{Period, RouteHistory};
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let before = RouteHistory::of_version("profiles", "1.4.1")?;
-/// for (route, comparison) in RouteHistory::of_version("profiles", "1.4.2")?.compare(&before) {
+/// let read = |version| RouteHistory::of_period("profiles", &Period::parse(version));
+/// for (route, comparison) in read("1.4.2")?.compare(&read("1.4.1")?) {
 ///     println!("{route} takes {} ns more on average", comparison.wall.extra());
 /// }
 /// # Ok(())
@@ -35,16 +34,16 @@ pub struct RouteHistory {
     unreadable: usize,
 }
 
+/// Some of the hours that are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Period {
-    /// The last 24 in which there is any of a version.
+#[non_exhaustive]
+pub enum Period {
+    /// The last 24 in which there is any of a version of the service: the attribute `service.version` of its
+    /// [resource](crate::Builder::resource).
     Version(String),
-    /// One, counted from 1970.
-    #[cfg_attr(not(feature = "axum"), allow(dead_code, reason = "asked for over HTTP"))]
+    /// One, [counted](crate::compare::hour_of) from 1970.
     Hour(u64),
-    /// What is in memory: the hour that has not ended, and the one before.
-    #[cfg(feature = "axum")]
-    Recent,
+    /// All.
     All,
 }
 
@@ -64,17 +63,13 @@ impl RouteHistory {
         Ok(Self { routes: file.routes, unreadable: 0 })
     }
 
-    /// Reads the last 24 hours of a version of the service: the attribute `service.version` of its
-    /// [resource](crate::Builder::resource).
+    /// Reads a period in a directory of profiles.
     ///
     /// # Errors
     ///
-    /// If there are none in that directory.
-    pub fn of_version(dir: impl AsRef<Path>, version: &str) -> io::Result<Self> {
-        Self::of_period(dir.as_ref(), &Period::Version(version.to_owned()))
-    }
-
-    pub(crate) fn of_period(dir: &Path, period: &Period) -> io::Result<Self> {
+    /// If nothing is stored of it in that directory.
+    pub fn of_period(dir: impl AsRef<Path>, period: &Period) -> io::Result<Self> {
+        let dir = dir.as_ref();
         let (mut found, mut newest) = (Self::default(), None);
         for file in TypicalFile::list(dir)? {
             let may_be_of = match period {
@@ -83,8 +78,6 @@ impl RouteHistory {
                     file.is_since(hour_begins(*hour)) && !file.is_since(hour_begins(*hour + 1))
                 }
                 Period::All => true,
-                #[cfg(feature = "axum")]
-                Period::Recent => false,
             };
             if !may_be_of {
                 continue;
@@ -107,17 +100,32 @@ impl RouteHistory {
         Ok(found)
     }
 
-    #[cfg(feature = "axum")]
-    pub(crate) fn of_routes(routes: BTreeMap<String, CohortHour>) -> Self {
-        Self { routes, unreadable: 0 }
-    }
-
     fn add(&mut self, routes: BTreeMap<String, CohortHour>) {
         for (route, hour) in routes {
             if self.routes.len() < MAX_ROUTES || self.routes.contains_key(&route) {
                 self.routes.entry(route).or_default().merge(&hour);
             }
         }
+    }
+
+    /// The versions of which hours are stored in a directory of profiles, the last one first.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub fn versions(dir: impl AsRef<Path>) -> io::Result<Vec<String>> {
+        let mut versions = Vec::new();
+        let mut known: Vec<TypicalFile> = Vec::new();
+        for file in TypicalFile::list(dir.as_ref())? {
+            if known.iter().any(|known| known.is_of_same_version(&file)) {
+                continue;
+            }
+            let Ok(hour) = HourFile::read(&file.path) else { continue };
+            versions.push(hour.version);
+            known.push(file);
+        }
+        versions.retain(|version| !version.is_empty());
+        Ok(versions)
     }
 
     /// The names of the routes, in order. At most 1,024.
@@ -152,21 +160,12 @@ impl RouteHistory {
     }
 }
 
-/// The versions of which hours are stored, the last one first.
-#[cfg(feature = "axum")]
-pub(crate) fn stored_versions(dir: &Path) -> io::Result<Vec<String>> {
-    let mut versions = Vec::new();
-    let mut known: Vec<TypicalFile> = Vec::new();
-    for file in TypicalFile::list(dir)? {
-        if known.iter().any(|known| known.is_of_same_version(&file)) {
-            continue;
-        }
-        let Ok(hour) = HourFile::read(&file.path) else { continue };
-        versions.push(hour.version);
-        known.push(file);
+impl From<Vec<Route>> for RouteHistory {
+    /// What is in memory: the hour that has not ended, and the one before.
+    fn from(routes: Vec<Route>) -> Self {
+        let routes = routes.into_iter().map(|route| (route.name, route.recent)).collect();
+        Self { routes, unreadable: 0 }
     }
-    versions.retain(|version| !version.is_empty());
-    Ok(versions)
 }
 
 impl fmt::Display for Period {
@@ -177,17 +176,14 @@ impl fmt::Display for Period {
                 let begins = hour_begins(*hour);
                 write!(f, "the hour from {}", humantime::format_rfc3339_seconds(begins))
             }
-            #[cfg(feature = "axum")]
-            Self::Recent => f.write_str("this hour and the one before"),
             Self::All => f.write_str("all hours"),
         }
     }
 }
 
-#[cfg(feature = "axum")]
 impl Period {
     /// Parses an hour in UTC, such as `2026-11-25T14`; anything else is a version.
-    pub(crate) fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let time = humantime::parse_rfc3339(&format!("{text}:00:00Z"));
         time.map_or_else(|_| Self::Version(text.to_owned()), |time| Self::Hour(hour_of(time)))
     }

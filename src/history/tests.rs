@@ -100,10 +100,9 @@ fn a_process_compares_with_the_version_before_that_it_reads() {
     );
     assert_eq!(event.value.as_deref(), Some("request{http.route=/similar}"));
     assert_eq!(new.stats().drifted, 1);
-    let drifts = new.references.read_cohorts(|key, known| (key.name(), known.drift.is_some()));
-    assert_eq!(drifts.iter().filter(|(_, drifts)| *drifts).count(), 1);
+    assert_eq!(new.references.routes().iter().filter(|route| route.drift.is_some()).count(), 1);
     // The rows say where, whatever stored them.
-    let of = |version| RouteHistory::of_version(dir.path(), version).unwrap();
+    let of = |version| RouteHistory::of_period(dir.path(), &Period::parse(version)).unwrap();
     let compared = of("1.4.2").compare(&of("1.4.1"));
     let routes: Vec<_> = compared.iter().map(|(route, _)| route.as_str()).collect();
     assert_eq!(routes, ["request{http.route=/cart}", "request{http.route=/similar}"]);
@@ -180,7 +179,7 @@ fn an_hour_is_written_every_five_minutes_to_a_file_of_each_process() {
     // A file alone, and one by its hour and version.
     let first = dir.path().join("typical").join(&names(dir.path())[0]);
     assert!(RouteHistory::read(&first).unwrap().references("request{http.route=/a}") > 0);
-    let missing = RouteHistory::of_version(dir.path(), "2").unwrap_err();
+    let missing = RouteHistory::of_period(dir.path(), &Period::parse("2")).unwrap_err();
     assert!(missing.to_string().contains("of version 2 in"), "{missing}");
 }
 
@@ -285,6 +284,6 @@ fn of_one_hour_the_version_that_was_written_last_is_the_last() {
                 fs::File::options().write(true).open(path).unwrap().set_modified(begun).unwrap();
             }
         }
-        assert_eq!(stored_versions(dir.path()).unwrap(), [last, others]);
+        assert_eq!(RouteHistory::versions(dir.path()).unwrap(), [last, others]);
     }
 }

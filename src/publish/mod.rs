@@ -12,7 +12,6 @@ mod memory;
 mod open_span;
 mod outbox;
 mod queue;
-#[cfg(feature = "axum")]
 mod recent;
 mod reporter;
 mod worker;
@@ -43,8 +42,7 @@ pub(crate) use job::{
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub(crate) use open_span::link_of;
 pub use open_span::{OpenSpan, OpenState};
-#[cfg(feature = "axum")]
-pub(crate) use recent::RecentlyKept;
+pub use recent::RecentlyKept;
 #[cfg(test)]
 pub(crate) use reporter::LogItem;
 pub(crate) use reporter::Reporter;

@@ -1,4 +1,4 @@
-//! What was kept recently, for `Handle::router`.
+//! What was kept recently.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,21 +7,25 @@ use parking_lot::Mutex;
 
 use crate::keep::Kept;
 use crate::profile::ComparedSummary;
+use crate::references::CohortKey;
 use crate::report::kept_event::{headline, without_profile};
 
 const MOST: usize = 1_000;
 
-/// A kept span, and what the log says of it.
+/// A kept span, and what the log says of it; see [`Handle::recently_kept`](crate::Handle::recently_kept).
 #[derive(Clone, Debug)]
-pub(crate) struct RecentlyKept {
+#[non_exhaustive]
+pub struct RecentlyKept {
     /// The id of the profile, or without one a name that no other kept span has, in this process or in an earlier one.
-    pub(crate) id: String,
+    pub id: String,
     /// With one span: the first one.
-    pub(crate) kept: Kept,
+    pub kept: Kept,
+    /// The [`Route::name`](crate::Route::name) of that span.
+    pub route: String,
     /// What explains most of its time.
-    pub(crate) headline: String,
+    pub headline: String,
     /// Why there is no profile, if there is none.
-    pub(crate) no_profile: Option<String>,
+    pub no_profile: Option<String>,
 }
 
 /// The kept spans that were reported last, the newest last.
@@ -42,6 +46,7 @@ impl Recent {
         );
         let new = RecentlyKept {
             id,
+            route: CohortKey::of(&first.facts).name(),
             headline: headline(first, kept),
             no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {
@@ -66,10 +71,6 @@ impl Recent {
     pub(crate) fn list(&self) -> Vec<RecentlyKept> {
         self.last.lock().iter().rev().cloned().collect()
     }
-
-    pub(crate) fn find(&self, id: &str) -> Option<RecentlyKept> {
-        self.last.lock().iter().rev().find(|known| known.id == id).cloned()
-    }
 }
 
 #[cfg(test)]
@@ -87,7 +88,6 @@ mod tests {
         (0..2).for_each(|_| recent.add(&kept));
         let list = recent.list();
         assert!(list[0].id != list[1].id && list.iter().all(|known| known.id.starts_with("span-")));
-        assert_eq!(list.iter().filter(|known| recent.find(&known.id).is_some()).count(), 2);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is said of kept spans: in the log, to the program's callback, and for `Handle::router`.
+//! What is said of kept spans: in the log, to the program's callback, and for `Handle::recently_kept`.
 //!
 //! The log and the callback are the program's and may block: on a full pipe, on a lock, forever. Each has a thread and a
 //! bounded queue of its own, so that neither stops the other, nor profiles, nor a caller. What finds a queue full is
@@ -14,7 +14,6 @@ use tracing::dispatcher::WeakDispatch;
 use tracing::level_filters::LevelFilter;
 
 use super::queue::Queue;
-#[cfg(feature = "axum")]
 use super::recent::Recent;
 use crate::keep::{Kept, OnKept, OwnDispatch};
 use crate::log::{LogEvent, LogKind};
@@ -37,7 +36,6 @@ pub(crate) enum LogItem {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     counters: Arc<Counters>,
-    #[cfg(feature = "axum")]
     pub(crate) recent: Recent,
     dispatch: OwnDispatch,
     log: Queue<LogItem>,
@@ -48,7 +46,6 @@ impl Reporter {
     pub(crate) fn new(counters: Arc<Counters>, dispatch: OwnDispatch, has_callback: bool) -> Self {
         Self {
             counters,
-            #[cfg(feature = "axum")]
             recent: Recent::default(),
             dispatch,
             log: Queue::new(MAX_WAITING),
@@ -78,7 +75,6 @@ impl Reporter {
     pub(crate) fn report(&self, kept: Kept) {
         let spans = kept.spans.len();
         let kept = Arc::new(kept);
-        #[cfg(feature = "axum")]
         self.recent.add(&kept);
         if let Some(callback) = &self.callback
             && !callback.add(Arc::clone(&kept), spans)
@@ -96,7 +92,6 @@ impl Reporter {
     }
 
     /// Waits until everything that was logged before is written.
-    #[cfg(feature = "axum")]
     pub(crate) fn wait_for_log(&self, deadline: Instant) {
         self.log.wait(deadline);
     }

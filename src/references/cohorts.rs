@@ -3,11 +3,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::References;
 use super::typical::TypicalProfile;
 use crate::compare::{Breakdown, CohortHour, ComparedRow, Drift, ReferenceSet, compare};
 use crate::facts::Facts;
+use crate::facts::format::nanoseconds;
 use crate::keep::of_route;
 use crate::profile::{Compared, Profile};
 use crate::stats::Counters;
@@ -35,6 +37,18 @@ impl CohortKey {
             self.fields.iter().map(|(name, value)| (&**name, &**value)),
         )
     }
+}
+
+/// What is known of the requests of a route from its reference spans; see [`Handle::routes`](crate::Handle::routes).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Route {
+    /// The name of the span with the values of the fields that name the route of a request: `GET /similar`.
+    pub name: String,
+    /// This hour and the one before.
+    pub recent: CohortHour,
+    /// How much slower its requests have become, if that was found in the last day.
+    pub drift: Option<Drift>,
 }
 
 /// For how many hours it is shown that a cohort has become slower, after it was said.
@@ -120,12 +134,20 @@ impl References {
         }
     }
 
-    #[cfg(any(test, feature = "axum"))]
-    pub(crate) fn read_cohorts<T>(
-        &self,
-        mut read: impl FnMut(&CohortKey, &TypicalSpans) -> T,
-    ) -> Vec<T> {
-        self.cohorts.lock().iter().map(|(key, known)| read(key, known)).collect()
+    pub(crate) fn routes(&self) -> Vec<Route> {
+        let route = |(key, known): (&CohortKey, &TypicalSpans)| {
+            let mut recent = known.last_hour.clone();
+            recent.merge(&known.hour);
+            Route { name: key.name(), recent, drift: known.drift.clone() }
+        };
+        self.cohorts.lock().iter().map(route).collect()
+    }
+
+    pub(crate) fn typical(&self, route: &str) -> Option<Profile> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let cohorts = self.cohorts.lock();
+        let (_, known) = cohorts.iter().find(|(key, _)| key.name() == route)?;
+        Some(known.profile.requested(route, known.references.mean_wall_ns(), nanoseconds(now)))
     }
 }
 

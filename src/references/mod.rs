@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use self::choice::SpanChoice;
+use self::cohorts::TypicalSpans;
 use self::set::CohortSet;
 use self::totals::RouteTotals;
 use crate::encode::HtmlContext;
@@ -25,7 +26,8 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 
 pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits, Throw};
-pub(crate) use cohorts::{CohortKey, TypicalSpans};
+pub(crate) use cohorts::CohortKey;
+pub use cohorts::Route;
 #[cfg(feature = "metrics")]
 pub(crate) use totals::{RouteTotal, SUMMED};
 

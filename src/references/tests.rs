@@ -108,8 +108,9 @@ fn what_is_known_of_64_cohorts_is_bounded_whatever_they_do() {
     };
     (0..200 * 65).for_each(|number| add(number, 3));
     (0..5 * 65).for_each(|number| add(number, 60));
-    let bytes =
-        references.read_cohorts(|_, known| (known.references.bytes(), known.profile.bytes()));
+    let cohorts = references.cohorts.lock();
+    let bytes = cohorts.iter().map(|(_, known)| (known.references.bytes(), known.profile.bytes()));
+    let bytes: Vec<_> = bytes.collect();
     let (of_references, of_profiles) =
         bytes.iter().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     println!("64 cohorts: references {of_references} bytes, profiles {of_profiles} bytes");

@@ -81,7 +81,6 @@ impl TypicalProfile {
     }
 
     /// [`mean`](Self::mean) for one reader: with an id that no kept span has, as if it ended at `now_unix_ns`.
-    #[cfg(feature = "axum")]
     pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
         use crate::profile::{Attribute, Value};
         let mut profile = Arc::unwrap_or_clone(self.mean(cohort));

@@ -293,7 +293,7 @@ fn an_open_span_is_listed_with_all_that_it_awaits() {
         let both = async { _ = tokio::join!(branch_a(&a), branch_b(&b)) };
         let mut both = pin!(both.instrument(info_span!("both")).profiled());
         assert!(task.poll(both.as_mut()).is_pending());
-        let open = &setup.handle.open_spans(Duration::ZERO)[0];
+        let open = &setup.handle.open_spans(Duration::ZERO).unwrap()[0];
         assert_eq!(open.state, OpenState::Awaiting);
         for branch in ["branch_a", "branch_b"] {
             assert!(open.stack.iter().any(|line| line.contains(branch)), "{:?}", open.stack);

@@ -35,7 +35,7 @@ fn awaited_in(profile: &Profile, span: &str) -> Duration {
 fn open_spans_are_listed_with_where_they_are() {
     let setup = Setup::new("1h");
     let list = || {
-        let mut open = setup.handle.open_spans(Duration::ZERO);
+        let mut open = setup.handle.open_spans(Duration::ZERO).unwrap();
         open.sort_by(|a, b| a.name.cmp(&b.name));
         open.into_iter().map(|span| (span.name.clone(), span.state, span)).collect::<Vec<_>>()
     };
@@ -63,7 +63,7 @@ fn open_spans_are_listed_with_where_they_are() {
         let place = request.stack.iter().find(|line| line.contains("call_upstream")).unwrap();
         assert!(place.contains("(awaits/open.rs:"), "{place}");
         assert!(open[2].2.stack.is_empty());
-        let older = setup.handle.open_spans(Duration::from_secs(3_600));
+        let older = setup.handle.open_spans(Duration::from_secs(3_600)).unwrap();
         assert!(older.is_empty(), "{older:?}");
         drop(entered);
         event.happen();

@@ -309,7 +309,7 @@ fn a_span_that_only_waited_leads_to_its_waits() {
     // Until the collector has the stack of the wait, for which it may have to wait for a CPU.
     let wait_in = |name: &str| {
         let is_it = |span: &OpenSpan| span.name == name && !span.stack.is_empty();
-        let is_seen = || scene.handle.open_spans(Duration::ZERO).iter().any(is_it);
+        let is_seen = || scene.handle.open_spans(Duration::ZERO).unwrap().iter().any(is_it);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(100 * MS);

@@ -364,7 +364,8 @@ fn a_holder_is_named_with_its_route_and_function() {
         let start = Instant::now();
         let named = std::iter::repeat_with(|| {
             thread::sleep(MS);
-            let stacks = setup.handle.open_spans(Duration::ZERO).into_iter().map(|it| it.stack);
+            let stacks =
+                setup.handle.open_spans(Duration::ZERO).unwrap().into_iter().map(|it| it.stack);
             stacks.flatten().find(|line| line.contains(", held by "))
         });
         let named = named.take_while(|_| start.elapsed() < PLENTY).find_map(|line| line);

@@ -516,7 +516,7 @@ pub(crate) fn check(handle: &Handle, shown: Shown) {
             let mut threads = dump.iter().flat_map(ThreadDump::threads);
             let is_blocked =
                 |it: &DumpedThread| it.name == "blocked" && it.activity == ThreadActivity::Blocked;
-            if dump.is_none() || threads.any(is_blocked) {
+            if dump.is_err() || threads.any(is_blocked) {
                 break Ok(dump);
             }
             if start.elapsed() >= PLENTY {
@@ -527,7 +527,7 @@ pub(crate) fn check(handle: &Handle, shown: Shown) {
         drop(release);
         found.unwrap()
     });
-    assert_eq!(dump.is_none(), shown == Shown::Nothing);
+    assert_eq!(dump.is_err(), shown == Shown::Nothing);
     let duration = Duration::from_millis(100);
     let options = ProfileOptions { duration, ..ProfileOptions::of(ProfileKind::Wall) };
     let wall = handle.profile(options);
@@ -542,7 +542,7 @@ pub(crate) fn check(handle: &Handle, shown: Shown) {
             "{shown:?}: {wall:?}"
         );
     }
-    let Some(dump) = dump else { return };
+    let Ok(dump) = dump else { return };
     let blocked = find(&dump, "blocked");
     let is_known = blocked.blocked_in.as_deref().is_some_and(|call| call.starts_with("futex 0x"));
     assert_eq!(is_known, shown != Shown::States, "{shown:?}: {dump}");

@@ -1,6 +1,7 @@
 //! What is known of a cohort in an hour: the sums of its reference spans, and how long its spans take.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,21 @@ impl CohortHour {
         self.references.merge(&other.references);
         other.walls.0.iter().for_each(|(us, spans)| self.walls.add(*us, *spans));
     }
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// The hour of a time, counted from 1970.
+pub fn hour_of(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / HOUR.as_secs()
+}
+
+/// When an hour begins. That of hours which no clock shows is 1970.
+pub fn hour_begins(hour: u64) -> SystemTime {
+    /// The first hour of the year 10000, which file names cannot have.
+    const END: u64 = 253_402_300_800 / HOUR.as_secs();
+    let hour = if hour < END { hour } else { 0 };
+    UNIX_EPOCH + Duration::from_secs(hour * HOUR.as_secs())
 }
 
 const UNIT_NS: u64 = 1_000;

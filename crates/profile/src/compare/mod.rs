@@ -27,7 +27,7 @@ pub(crate) use comparison::drift;
 pub use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets};
 pub use detector::{Baseline, Drift, DriftDetector, MAX_ROUTES};
 pub use estimate::{Interval, Moments};
-pub use hour::{CohortHour, WallTimes};
+pub use hour::{CohortHour, WallTimes, hour_begins, hour_of};
 #[cfg(test)]
 pub(crate) use references::MAX_REFERENCES;
 pub use references::ReferenceSet;

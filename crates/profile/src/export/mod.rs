@@ -61,7 +61,7 @@ pub trait Exporter: Send {
         true
     }
 
-    /// The directory in which a [`Directory`] stores the profiles, if there is one. `Handle::router` and others find
+    /// The directory in which a [`Directory`] stores the profiles, if there is one. `tracing-profiling-server` and others find
     /// them there. Called once, when the layer is built.
     fn directory(&self) -> Option<&Path> {
         None

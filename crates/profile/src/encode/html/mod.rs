@@ -52,6 +52,11 @@ impl HtmlContext {
         Self { trace_url: template.into(), ..self }
     }
 
+    /// The template of links to traces; empty if there is none.
+    pub fn trace_template(&self) -> &str {
+        &self.trace_url
+    }
+
     /// Makes each source location a link, with `{file}` and `{line}` in the URL replaced: `vscode://file//home/me/{file}:{line}`.
     /// URLs that would run a script are ignored.
     #[must_use]

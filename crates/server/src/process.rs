@@ -6,18 +6,17 @@ use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Failure, HTML, blocking, internal, pprof_file};
-use super::routes::value_in;
-use crate::encode::{HtmlContext, html, pprof_showing};
-use crate::engine::ProfileKind;
-use crate::error::ProfileError;
-use crate::handle::{Handle, ProfileOptions};
-use crate::profile::SampleKind;
+use tracing_profiling::encode::{HtmlContext, html};
+use tracing_profiling::profile::SampleKind;
+use tracing_profiling::{Handle, ProfileError, ProfileKind, ProfileOptions};
+use tracing_profiling_profile::encode::pprof_showing;
+
+use crate::answer::{Failure, HTML, blocking, internal, pprof_file, value_in};
 
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
-pub(super) async fn answer(
+pub(crate) async fn answer(
     State(handle): State<Handle>,
     OriginalUri(uri): OriginalUri,
     kind: ProfileKind,
@@ -61,10 +60,12 @@ async fn encoded(
 }
 
 fn not_enabled(kind: ProfileKind, error: ProfileError) -> Failure {
-    match (error, kind) {
-        (error @ ProfileError::OutOfRange, _) => (StatusCode::BAD_REQUEST, error.to_string()),
-        (error, ProfileKind::Cpu) => internal(format!("Could not enable CPU profiling: {error}")),
-        (error, ProfileKind::Wall) => internal(format!("Could not observe all threads: {error}")),
+    match error {
+        ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
+        _ if kind == ProfileKind::Wall => {
+            internal(format!("Could not observe all threads: {error}"))
+        }
+        _ => internal(format!("Could not enable CPU profiling: {error}")),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Failure, no_answer, pprof_file};
-use super::routes::value_in;
-use crate::encode::pprof_of_threads;
-use crate::handle::Handle;
+use tracing_profiling::Handle;
+use tracing_profiling::encode::pprof_of_threads;
+
+use crate::answer::{Failure, no_answer, pprof_file, value_in};
 
 /// As text if the query asks for that, and otherwise as a profile.
-pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
-    let dump = handle.find_threads().map_err(no_answer)?;
+pub(crate) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> {
+    let dump = handle.threads().map_err(no_answer)?;
     Ok(match is_text(query) {
         true => dump.to_string().into_response(),
         false => pprof_file("threads", pprof_of_threads(&dump)),
@@ -17,7 +17,7 @@ pub(super) fn answer(handle: &Handle, query: &str) -> Result<Response, Failure> 
 }
 
 /// Whether the first `debug=...` of a query is a number other than 0.
-pub(super) fn is_text(query: &str) -> bool {
+pub(crate) fn is_text(query: &str) -> bool {
     let debug = value_in(query, "debug").and_then(|value| value.parse().ok());
     debug.is_some_and(|debug: i64| debug != 0)
 }

@@ -10,34 +10,34 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::answer::{Failure, no_answer, pprof_file};
-use super::routes::value_in;
-use super::threads::is_text;
+use tracing_profiling::profile::{Function, Profile, SampleKind};
+use tracing_profiling::{Handle, ProfileError};
+use tracing_profiling_profile::encode::pprof_showing;
+use tracing_profiling_profile::facts::format::place_of;
+
 use super::{Routed, blocking, slow, take_place};
-use crate::encode::pprof_showing;
-use crate::facts::format::place_of;
-use crate::handle::Handle;
-use crate::profile::{Function, Profile, SampleKind};
-use crate::sinks::HeapPart;
+use crate::answer::{Failure, no_answer, pprof_file, value_in};
+use crate::threads::is_text;
+
+type Read = fn(&Handle) -> Result<Profile, ProfileError>;
 
 /// As in Go, with `seconds` what has grown in that time, and with `debug` the text of all.
-pub(super) async fn in_use(
+pub(crate) async fn in_use(
     State(routed): State<Routed>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     let query = query.unwrap_or_default();
     let is_text = is_text(&query);
-    let part = match value_in(&query, "seconds").map(|text| text.parse::<u64>()) {
-        None => HeapPart::All,
+    let read: Read = match value_in(&query, "seconds").map(|text| text.parse::<u64>()) {
+        None => Handle::heap_profile,
         Some(Ok(seconds @ 1..=600)) if !is_text => {
             let waiting = take_place(&routed.waiting)?;
-            slow(routed.clone(), |handle| handle.heap_part(HeapPart::Growth).map_err(no_answer))
-                .await?;
+            slow(routed.clone(), |handle| handle.heap_growth().map_err(no_answer)).await?;
             // If the client goes away, this future is dropped, and the wait ends.
             let (_waits, is_gone) = channel::<()>();
             let wait = move || Ok((is_gone.recv_timeout(Duration::from_secs(seconds)), waiting));
             _ = blocking(wait).await?;
-            HeapPart::Growth
+            Handle::heap_growth
         }
         _ => {
             let problem = "`seconds` is from 1 to 600, and not together with `debug`";
@@ -45,19 +45,19 @@ pub(super) async fn in_use(
         }
     };
     slow(routed, move |handle| match is_text {
-        true => Ok(text_of(&handle.heap_part(part).map_err(no_answer)?).into_response()),
-        false => encoded(handle, part, SampleKind::InUseBytes),
+        true => Ok(text_of(&read(handle).map_err(no_answer)?).into_response()),
+        false => encoded(handle, read, SampleKind::InUseBytes),
     })
     .await
 }
 
-pub(super) async fn allocated(State(routed): State<Routed>) -> Result<Response, Failure> {
-    slow(routed, |handle| encoded(handle, HeapPart::All, SampleKind::AllocatedBytes)).await
+pub(crate) async fn allocated(State(routed): State<Routed>) -> Result<Response, Failure> {
+    slow(routed, |handle| encoded(handle, Handle::heap_profile, SampleKind::AllocatedBytes)).await
 }
 
 /// Not a `GET`, since the next one has only what has grown since this one.
-pub(super) async fn growth(State(routed): State<Routed>) -> Result<Response, Failure> {
-    slow(routed, |handle| encoded(handle, HeapPart::Growth, SampleKind::InUseBytes)).await
+pub(crate) async fn growth(State(routed): State<Routed>) -> Result<Response, Failure> {
+    slow(routed, |handle| encoded(handle, Handle::heap_growth, SampleKind::InUseBytes)).await
 }
 
 /// The text of Go's with `debug=1`: for each stack, the one with the most in use first, the blocks and bytes in use and, in
@@ -95,7 +95,7 @@ fn text_of(profile: &Profile) -> String {
     out
 }
 
-fn encoded(handle: &Handle, part: HeapPart, shown: SampleKind) -> Result<Response, Failure> {
-    let profile = handle.heap_part(part).map_err(no_answer)?;
+fn encoded(handle: &Handle, read: Read, shown: SampleKind) -> Result<Response, Failure> {
+    let profile = read(handle).map_err(no_answer)?;
     Ok(pprof_file("heap", pprof_showing(&profile, Some(shown))))
 }

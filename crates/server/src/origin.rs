@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::text::shortened;
+use tracing_profiling_profile::text::shortened;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
@@ -161,7 +161,7 @@ fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)
                 let shown = shortened(String::from_utf8_lossy(text));
                 let problem = format!(
                     "these routes do not serve the host `{shown}`: use localhost, or add the host with \
-                     `Handle::router_for`"
+                     `tracing_profiling_server::router_for`"
                 );
                 return Err((StatusCode::MISDIRECTED_REQUEST, problem));
             }

@@ -1,15 +1,15 @@
-//! Rules, state and profiles over HTTP, for programs and as a page.
+//! Rules, state and profiles of [`tracing_profiling`] over HTTP, for programs and as a page: [`router`].
+
+#![forbid(unsafe_code)]
 
 mod answer;
 mod compare;
 mod continuous;
-#[cfg(feature = "pprof")]
 mod heap;
 mod kept;
-#[cfg(feature = "pprof")]
+mod origin;
 mod process;
 mod routes;
-#[cfg(feature = "pprof")]
 mod threads;
 
 use std::sync::Arc;
@@ -19,34 +19,28 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state, map_response};
-#[cfg(feature = "pprof")]
 use axum::response::Redirect;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing_profiling::{Error, Format, Handle, OpenSpan, ProfileKind, Reason, Rules};
+use tracing_profiling_profile::encode::TEXTS_SCRIPT;
+use tracing_profiling_profile::export::OF_PROCESS;
+use tracing_profiling_profile::export::stored::{StoredFile, list_stored, read_stored};
+use tracing_profiling_profile::facts::format::nanoseconds;
 
-use self::answer::{Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable};
-use crate::encode::TEXTS_SCRIPT;
-#[cfg(feature = "pprof")]
-use crate::engine::ProfileKind;
-use crate::error::Error;
-use crate::export::stored::{StoredFile, list_stored, read_stored};
-use crate::export::{Format, OF_PROCESS};
-use crate::facts::Reason;
-use crate::facts::format::nanoseconds;
-use crate::handle::Handle;
-use crate::keep::Rules;
+use crate::answer::{
+    Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable, value_in,
+};
 use crate::origin::{Hosts, refuse_foreign, refuse_links};
-use crate::publish::OpenSpan;
 
 const LONGEST_RULES: usize = 64 * 1024;
 
 const PAGE: &str = include_str!("index.html");
 /// The page of routes and of comparisons.
 const TYPICAL_PAGE: &str = include_str!("typical.html");
-#[cfg(feature = "pprof")]
 const PPROF_PAGE: &str = include_str!("pprof.html");
 const STYLE: &str = include_str!("index.css");
 /// After [`TEXTS_SCRIPT`].
@@ -90,129 +84,115 @@ fn take_place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> 
     })
 }
 
-impl Handle {
-    /// Routes that show and change what is kept at run time, and that return profiles. The program mounts them on a
-    /// port of its own; nothing is served automatically. Needs the feature `axum`.
-    ///
-    /// **There is no authentication.** A client that can reach these routes can read every profile, including the names
-    /// of your functions and spans, and can change what the program does: `PUT`, `POST` and `DELETE` replace the rules
-    /// and turn profiling on and off. Do not mount them on the port that serves your users. Use a port of `127.0.0.1`,
-    /// or the protection of your other routes for operators; `examples/admin_token.rs` has a token. [The
-    /// guide](crate::guide::live_control) has more.
-    ///
-    /// Pages of other sites in a browser that can reach the port cannot use the routes:
-    ///
-    /// - Requests are served for the host `localhost` and for loopback addresses, with any port;
-    ///   [`router_for`](Self::router_for) adds other hosts. Requests for any other host get status 421. This prevents
-    ///   DNS rebinding.
-    /// - Requests get status 403 if they come from a page of another origin, according to `Origin` and `Sec-Fetch-Site`.
-    ///   Requests with neither header, as from `curl`, are allowed, and so are links to the page and to profiles.
-    ///
-    /// At most two requests at once may do what takes seconds (`/kept`, `/open`, those of the heap and of
-    /// threads); others get status 503.
-    ///
-    /// ```no_run
-    /// use axum::Router;
-    /// use tracing_profiling::ProfilingLayer;
-    ///
-    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-    /// let profiling = ProfilingLayer::from_env()?;
-    /// let admin = Router::new().nest("/profiling", profiling.handle().router());
-    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:9999").await?;
-    /// axum::serve(listener, admin).await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// The path `/` is the one at which the routes are nested, without a trailing slash:
-    ///
-    /// | | |
-    /// |---|---|
-    /// | `GET /` | a page for browsers (`Accept: text/html`): what was kept, the state and the rules; otherwise the state, as JSON: `enabled`, `rules`, [`source`](Self::source), `kept` by reason, and all of [`Stats`](crate::Stats) |
-    /// | `POST /` | [turns profiling on](Self::set_enabled); returns the state |
-    /// | `DELETE /` | turns it off; returns the state |
-    /// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
-    /// | `PUT /rules` | [replaces](Self::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, 503 if there were [too many](Self::set_rules); and the rules stay as they are. At most 64 KiB |
-    /// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. 100 of them without `?limit=`, and at most 1,000; `total` says how many there are |
-    /// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](crate::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
-    /// | `GET /open?older_than=1s` | the [open spans](Self::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 30 s |
-    /// | `GET /debug/pprof/heap` | the [live heap](Self::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped; with `?debug=1` as text. 404 if the layer does not track it. With `?seconds=30`, what has grown in that time, from which the next `POST` then counts; two such requests can wait at once. Needs the feature `pprof` |
-    /// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
-    /// | `POST /debug/pprof/heap` | [what has grown](Self::heap_growth) since the last such request |
-    /// | `GET /debug/pprof/threads` | [all threads](Self::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. Needs the feature `pprof` |
-    /// | `GET /debug/pprof/` | a page with links to these profiles. Needs the feature `pprof` |
-    /// | `GET /continuous` | the rate of the [continuous profile](crate::Builder::continuous) in samples per second of CPU time, or `off`, as text |
-    /// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
-    /// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Self::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. Needs the feature `pprof` |
-    /// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](crate::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
-    /// | `GET /routes` | what is typical of each route, the one with the most time first, as JSON or for browsers as a page: of this hour and the one before, how many [reference spans](crate::Builder::references) there are, how many requests by their probabilities, `p50_ms` and others where there are enough references, the mean wall time and its parts, what [drift](crate::guide::live_control#typical-requests) was found, and the slowest kept spans. With `?route=NAME` one of them |
-    /// | `GET /routes/profile?route=NAME` | the typical request of a route, the mean of the last references, as pprof; `format=` is that of a [`Format`](crate::Format), such as `html` or `otlp`. 404 if there is no such route |
-    /// | `GET /compare?route=NAME` | the mean request in this hour and the one before against that of the last other version of the service, as JSON or as a page; if none is stored, against the same hour of the day before. `before=` and `after=` are stored versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
-    /// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
-    /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
-    /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](crate::Builder::continuous) |
-    ///
-    /// After the layer was dropped or [shut down](Self::shutdown), `PUT` and `POST` get status 503, and the other
-    /// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
-    /// layer's [`Directory`](crate::Directory), including those of earlier runs of the program. If another
-    /// [`Exporter`](crate::Exporter) is used, the list is empty (but see
-    /// [`Exporter::directory`](crate::Exporter::directory)).
-    ///
-    /// Blocking work runs on at most 16 threads of its own.
-    pub fn router(&self) -> Router {
-        self.router_for([""; 0])
-    }
-
-    /// Like [`router`](Self::router), but also serves requests for these hosts: names and addresses such as
-    /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
-    pub fn router_for(&self, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
-        let slow = Router::new()
-            .route("/kept", get(kept))
-            .route("/open", get(open))
-            .route("/compare", get(compared));
-        #[cfg(feature = "pprof")]
-        let slow = slow
-            .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
-            .route("/debug/pprof/allocs", get(heap::allocated))
-            .route("/debug/pprof/threads", get(all_threads))
-            .route(
-                "/debug/pprof/profile",
-                get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)),
-            )
-            .route("/debug/pprof/wall", get(|it, uri| process::answer(it, uri, ProfileKind::Wall)));
-        let [lanes, waiting] = [(); 2].map(|()| Arc::new(Semaphore::new(MOST_LANES)));
-        let routed = Routed { handle: self.clone(), lanes, waiting };
-        let routes = slow.layer(from_fn(refuse_links));
-        #[cfg(feature = "pprof")]
-        let routes = routes
-            .route("/debug/pprof", get(|| async { Redirect::temporary("pprof/") }))
-            .route("/debug/pprof/", get(|| async { asset(HTML, PPROF_PAGE) }));
-        routes
-            .route(
-                "/",
-                get(page_or_state).post(|it| switch(it, true)).delete(|it| switch(it, false)),
-            )
-            .route("/index.css", get(|| async { asset("text/css", STYLE) }))
-            .route(
-                "/index.js",
-                get(|| async { asset("text/javascript", &[TEXTS_SCRIPT, SCRIPT].concat()) }),
-            )
-            .route("/rules", get(rules).put(set_rules))
-            .route("/continuous", get(continuous::get).put(continuous::put))
-            .route("/routes", get(typical_routes))
-            .route("/routes/profile", get(typical_profile))
-            .route("/kept/{id}", get(one_kept))
-            .route("/profiles", get(|it| list_files(it, "", usize::MAX)))
-            .route("/profiles/{name}", get(|it, name| read_file(it, name, "")))
-            .route("/process", get(|it| list_files(it, OF_PROCESS, MOST_OF_PROCESS)))
-            .route("/process/{name}", get(|it, name| read_file(it, name, OF_PROCESS)))
-            .layer(DefaultBodyLimit::max(LONGEST_RULES))
-            .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
-            .layer(map_response(protect))
-            .with_state(routed)
-    }
+/// Routes that show and change what is kept at run time, and that return profiles. The program mounts them on a
+/// port of its own; nothing is served automatically.
+///
+/// **There is no authentication.** A client that can reach these routes can read every profile, including the names
+/// of your functions and spans, and can change what the program does: `PUT`, `POST` and `DELETE` replace the rules
+/// and turn profiling on and off. Do not mount them on the port that serves your users. Use a port of `127.0.0.1`,
+/// or the protection of your other routes for operators; `examples/admin_token.rs` has a token. [The
+/// guide](https://docs.rs/tracing-profiling/latest/tracing_profiling/guide/live_control/index.html) has more.
+///
+/// Pages of other sites in a browser that can reach the port cannot use the routes:
+///
+/// - Requests are served for the host `localhost` and for loopback addresses, with any port;
+///   [`router_for`] adds other hosts. Requests for any other host get status 421. This prevents
+///   DNS rebinding.
+/// - Requests get status 403 if they come from a page of another origin, according to `Origin` and `Sec-Fetch-Site`.
+///   Requests with neither header, as from `curl`, are allowed, and so are links to the page and to profiles.
+///
+/// At most two requests at once may do what takes seconds (`/kept`, `/open`, those of the heap and of
+/// threads); others get status 503.
+///
+/// ```no_run
+/// use axum::Router;
+/// use tracing_profiling::ProfilingLayer;
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let profiling = ProfilingLayer::from_env()?;
+/// let admin = Router::new().nest("/profiling", tracing_profiling_server::router(&profiling.handle()));
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:9999").await?;
+/// axum::serve(listener, admin).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The path `/` is the one at which the routes are nested, without a trailing slash:
+///
+/// | | |
+/// |---|---|
+/// | `GET /` | a page for browsers (`Accept: text/html`): what was kept, the state and the rules; otherwise the state, as JSON: `enabled`, `rules`, [`source`](Handle::source), `kept` by reason, and all of [`Stats`](tracing_profiling::Stats) |
+/// | `POST /` | [turns profiling on](Handle::set_enabled); returns the state |
+/// | `DELETE /` | turns it off; returns the state |
+/// | `GET /rules` | the rules, as text in the syntax of `TRACING_PROFILING` |
+/// | `PUT /rules` | [replaces](Handle::set_rules) the rules by those in the body, and returns them; 400 with the position of the error if they do not parse or are empty, 503 if there were [too many](Handle::set_rules); and the rules stay as they are. At most 64 KiB |
+/// | `GET /kept` | what was kept, the newest first, as JSON: spans that this process kept, with and without a profile, and profiles of earlier runs. 100 of them without `?limit=`, and at most 1,000; `total` says how many there are |
+/// | `GET /kept/ID` | what was kept under that `id`: the report of the profile, or with `Accept: text/markdown` or `application/json` [the most important of it](tracing_profiling::encode::markdown) in 2 KiB. Where there is no report, as of a span that failed before a sample fell in it, whose `id` begins with `span-`, a short form for the last 1,000 spans that this process kept; else 404 |
+/// | `GET /open?older_than=1s` | the [open spans](Handle::open_spans) that are older than that (1 s without it), the oldest first, as JSON, each with its state and where it is. At most 1,000; 503 if the layer's threads do not answer in 30 s |
+/// | `GET /debug/pprof/heap` | the [live heap](Handle::heap_profile) for `go tool pprof` and what scrapes such profiles: `alloc_objects`, `alloc_space`, `inuse_objects` and `inuse_space`, gzipped; with `?debug=1` as text. 404 if the layer does not track it. With `?seconds=30`, what has grown in that time, from which the next `POST` then counts; two such requests can wait at once. |
+/// | `GET /debug/pprof/allocs` | the same, of which `alloc_space` is shown first |
+/// | `POST /debug/pprof/heap` | [what has grown](Handle::heap_growth) since the last such request |
+/// | `GET /debug/pprof/threads` | [all threads](Handle::threads), a sample each, for `go tool pprof`; with `?debug=1` as text. 503 if the layer is off, or if its threads do not answer in 30 s. |
+/// | `GET /debug/pprof/` | a page with links to these profiles. |
+/// | `GET /continuous` | the rate of the [continuous profile](tracing_profiling::Builder::continuous) in samples per second of CPU time, or `off`, as text |
+/// | `PUT /continuous` | changes it: the body is `on`, `off` or a rate; 400 if it is something else |
+/// | `GET /debug/pprof/profile?seconds=30` | a [profile of the process](Handle::profile) of that many seconds (30 without it), for `go tool pprof` and what scrapes such profiles, gzipped; `hz=` sets the samples per second of CPU time, and with `format=html` the answer is a report. It ends if the client goes away. 500 while another one is being made, or if there can be none; 400 for more than an hour or 1,000 samples. |
+/// | `GET /debug/pprof/wall?seconds=30` | the same of their [wall time](tracing_profiling::ProfileKind::Wall): where all threads are, running or blocked; `hz=` sets how often they are visited per second, 20 without it and at most 100. 400 with `format=html` |
+/// | `GET /routes` | what is typical of each route, the one with the most time first, as JSON or for browsers as a page: of this hour and the one before, how many [reference spans](tracing_profiling::Builder::references) there are, how many requests by their probabilities, `p50_ms` and others where there are enough references, the mean wall time and its parts, what [drift](https://docs.rs/tracing-profiling/latest/tracing_profiling/guide/live_control/index.html#typical-requests) was found, and the slowest kept spans. With `?route=NAME` one of them |
+/// | `GET /routes/profile?route=NAME` | the typical request of a route, the mean of the last references, as pprof; `format=` is that of a [`Format`], such as `html` or `otlp`. 404 if there is no such route |
+/// | `GET /compare?route=NAME` | the mean request in this hour and the one before against that of the last other version of the service, as JSON or as a page; if none is stored, against the same hour of the day before. `before=` and `after=` are stored versions, or hours in UTC, such as `2026-11-25T14`. 404 if nothing is stored of them |
+/// | `GET /profiles` | the files of profiles, the newest first, as JSON: `name`, `bytes`, `time` |
+/// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
+/// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](tracing_profiling::Builder::continuous) |
+///
+/// After the layer was dropped or [shut down](Handle::shutdown), `PUT` and `POST` get status 503, and the other
+/// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
+/// layer's [`Directory`](tracing_profiling::Directory), including those of earlier runs of the program. If another
+/// [`Exporter`](tracing_profiling::Exporter) is used, the list is empty (but see
+/// [`Exporter::directory`](tracing_profiling::Exporter::directory)).
+///
+/// Blocking work runs on at most 16 threads of its own.
+pub fn router(handle: &Handle) -> Router {
+    router_for(handle, [""; 0])
 }
 
+/// Like [`router`], but also serves requests for these hosts: names and addresses such as
+/// `shop.internal` or `10.0.0.7`. Their ports do not matter.
+pub fn router_for(handle: &Handle, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
+    let slow = Router::new()
+        .route("/kept", get(kept))
+        .route("/open", get(open))
+        .route("/compare", get(compared))
+        .route("/debug/pprof/heap", get(heap::in_use).post(heap::growth))
+        .route("/debug/pprof/allocs", get(heap::allocated))
+        .route("/debug/pprof/threads", get(all_threads))
+        .route("/debug/pprof/profile", get(|it, uri| process::answer(it, uri, ProfileKind::Cpu)))
+        .route("/debug/pprof/wall", get(|it, uri| process::answer(it, uri, ProfileKind::Wall)));
+    let [lanes, waiting] = [(); 2].map(|()| Arc::new(Semaphore::new(MOST_LANES)));
+    let routed = Routed { handle: handle.clone(), lanes, waiting };
+    slow.layer(from_fn(refuse_links))
+        .route("/debug/pprof", get(|| async { Redirect::temporary("pprof/") }))
+        .route("/debug/pprof/", get(|| async { asset(HTML, PPROF_PAGE) }))
+        .route("/", get(page_or_state).post(|it| switch(it, true)).delete(|it| switch(it, false)))
+        .route("/index.css", get(|| async { asset("text/css", STYLE) }))
+        .route(
+            "/index.js",
+            get(|| async { asset("text/javascript", &[TEXTS_SCRIPT, SCRIPT].concat()) }),
+        )
+        .route("/rules", get(rules).put(set_rules))
+        .route("/continuous", get(continuous::get).put(continuous::put))
+        .route("/routes", get(typical_routes))
+        .route("/routes/profile", get(typical_profile))
+        .route("/kept/{id}", get(one_kept))
+        .route("/profiles", get(|it| list_files(it, "", usize::MAX)))
+        .route("/profiles/{name}", get(|it, name| read_file(it, name, "")))
+        .route("/process", get(|it| list_files(it, OF_PROCESS, MOST_OF_PROCESS)))
+        .route("/process/{name}", get(|it, name| read_file(it, name, OF_PROCESS)))
+        .layer(DefaultBodyLimit::max(LONGEST_RULES))
+        .layer(from_fn_with_state(Hosts::new(hosts), refuse_foreign))
+        .layer(map_response(protect))
+        .with_state(routed)
+}
 /// The page for a browser, and the state for everything else.
 async fn page_or_state(
     State(handle): State<Handle>,
@@ -241,7 +221,7 @@ async fn typical_routes(
     if wants_page(&headers) {
         return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/routes")));
     }
-    let wanted = routes::value_in(uri.query().unwrap_or_default(), "route");
+    let wanted = value_in(uri.query().unwrap_or_default(), "route");
     let answer = move || {
         let found = routes::summaries(&handle, wanted.as_deref());
         let version = routes::own_version(&handle);
@@ -259,13 +239,12 @@ async fn typical_profile(
 ) -> Result<Response, Failure> {
     let encode = move || {
         let query = uri.query().unwrap_or_default();
-        let route = routes::value_in(query, "route").ok_or_else(not_found)?;
-        let format = routes::value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
+        let route = value_in(query, "route").ok_or_else(not_found)?;
+        let format = value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
         let format = format.parse::<Format>();
         let format = format.map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
-        let profile = routes::typical(&handle, &route)?;
-        let published = handle.published().ok_or_else(not_found)?;
-        let encoded = format.encode(&profile, published.references.context());
+        let profile = handle.typical_request(&route).ok_or_else(not_found)?;
+        let encoded = format.encode(&profile, &handle.report_context());
         let bytes = encoded.ok_or_else(not_found)?;
         let file = format!("attachment; filename=\"typical{}\"", format.extension());
         let of_file = [(header::CONTENT_TYPE, content_type(format.extension()))];
@@ -287,7 +266,7 @@ async fn compared(
         return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/compare")));
     }
     let compare = move |handle: &Handle| {
-        let value = |name| routes::value_in(uri.query().unwrap_or_default(), name);
+        let value = |name| value_in(uri.query().unwrap_or_default(), name);
         let missing = || (StatusCode::BAD_REQUEST, "`route` is missing in the query".to_owned());
         let route = value("route").ok_or_else(missing)?;
         let (before, after) = (value("before"), value("after"));
@@ -301,10 +280,8 @@ async fn compared(
 fn page_at(page: &str, path: &str) -> Response {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
     let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
-    let of_process = if cfg!(feature = "pprof") { LINKS_TO_PROCESS } else { "" };
-    let known = [(cfg!(feature = "pprof"), "pprof "), (cfg!(feature = "otlp"), "otlp")];
-    let formats: String = known.into_iter().filter(|(is_on, _)| *is_on).map(|of| of.1).collect();
-    let page = page.replace("{{process}}", of_process).replace("{{formats}}", &formats);
+    let formats: String = Format::available().flat_map(|format| [format.as_str(), " "]).collect();
+    let page = page.replace("{{process}}", LINKS_TO_PROCESS).replace("{{formats}}", &formats);
     let page = page.replace("{{home}}", if base.is_empty() { "/" } else { &base });
     asset(HTML, &page.replace("{{base}}", &format!("{base}/")))
 }
@@ -318,7 +295,7 @@ async fn kept(
     State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Json<Value>, Failure> {
-    let limit = routes::value_in(uri.query().unwrap_or_default(), "limit");
+    let limit = value_in(uri.query().unwrap_or_default(), "limit");
     let limit = limit
         .map_or(Ok(kept::USUAL), |text| text.parse())
         .map_err(|_| (StatusCode::BAD_REQUEST, "`limit` must be a number of entries".to_owned()))?;
@@ -349,13 +326,12 @@ async fn open(
     let older_than = older_than(uri.query().unwrap_or_default());
     let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
     let list = move |handle: &Handle| {
-        let open = handle.find_open_spans(older_than).map_err(no_answer)?;
+        let open = handle.open_spans(older_than).map_err(no_answer)?;
         Ok(Json(open.into_iter().map(describe_open).collect()))
     };
     slow(routed, list).await
 }
 
-#[cfg(feature = "pprof")]
 async fn all_threads(
     State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
@@ -366,14 +342,14 @@ async fn all_threads(
 /// The duration in `older_than=...` of a query.
 fn older_than(query: &str) -> Result<Duration, String> {
     const DEFAULT: Duration = Duration::from_secs(1);
-    let Some(text) = routes::value_in(query, "older_than") else { return Ok(DEFAULT) };
+    let Some(text) = value_in(query, "older_than") else { return Ok(DEFAULT) };
     humantime::parse_duration(&text).map_err(|error| {
         format!("`older_than` must be a duration, such as `5s` or `200ms`: {error}")
     })
 }
 
 fn describe_open(span: OpenSpan) -> Value {
-    let ms = |time: Duration| crate::text::ms(nanoseconds(time));
+    let ms = |time: Duration| tracing_profiling_profile::text::ms(nanoseconds(time));
     json!({
         "span": span.name,
         "target": span.target,
@@ -427,7 +403,7 @@ async fn list_files(
     most: usize,
 ) -> Result<Json<Value>, Failure> {
     let list = move || {
-        let dir = handle.dir().map(|dir| dir.join(part));
+        let dir = handle.directory().map(|dir| dir.join(part));
         let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
         let files = files.unwrap_or_default().into_iter().take(most);
         Ok(Json(files.map(describe_file).collect()))
@@ -441,7 +417,7 @@ async fn read_file(
     part: &'static str,
 ) -> Result<Response, Failure> {
     let read = move || {
-        let dir = handle.dir().map(|dir| dir.join(part));
+        let dir = handle.directory().map(|dir| dir.join(part));
         let content_type = content_type(&name);
         let read = dir.map(|dir| read_stored(&dir, &name)).transpose();
         let found = read.map_err(unreadable)?.flatten();
@@ -474,7 +450,7 @@ fn describe(handle: &Handle) -> Value {
         "kept": Value::from_iter(kept),
         "stats": Value::from_iter(stats.iter()),
         "now": time(SystemTime::now()),
-        "trace_url": handle.trace_url(),
+        "trace_url": handle.report_context().trace_template(),
     })
 }
 

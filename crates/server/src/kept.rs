@@ -5,22 +5,22 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::answer::{HTML, time};
-use crate::encode::{KeptSummary, joined};
-use crate::export::stored::{
+use tracing_profiling::{Handle, RecentlyKept};
+use tracing_profiling_profile::encode::joined;
+use tracing_profiling_profile::export::stored::{
     StoredFile, brief_of, list_stored, profile_id_of, read_stored, span_of, summary_of,
 };
-use crate::handle::Handle;
-use crate::publish::RecentlyKept;
+
+use crate::answer::{HTML, time};
 
 /// How many entries are listed, unless the query asks for another number, and at most.
-pub(super) const USUAL: usize = 100;
+pub(crate) const USUAL: usize = 100;
 const MOST: usize = 1_000;
 
 /// What was kept, the newest first.
-pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
+pub(crate) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     let limit = limit.min(MOST);
-    let dir = handle.dir();
+    let dir = handle.directory();
     let files = dir.as_deref().map(list_stored).transpose()?.unwrap_or_default();
     let mut stored = by_profile(files);
     let (mut entries, mut listed, mut total) = (Vec::new(), HashSet::new(), 0);
@@ -30,7 +30,7 @@ pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
         let files = recent.kept.profile.and_then(|id| stored.remove(&id.to_string()));
         if total < limit {
             let files = files.map(|files| files.names).unwrap_or_default();
-            let summary = in_short(recent).map_or(json!({}), |summary| summary.to_json());
+            let summary = recent.summary().map_or(json!({}), |summary| summary.to_json());
             entries.push(joined(summary, json!({ "files": files })));
         }
         total += 1;
@@ -50,7 +50,7 @@ pub(super) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
 
 /// In which form a client wants a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     Report,
     Markdown,
     Json,
@@ -67,7 +67,7 @@ impl Form {
     ];
 
     /// The one that the header `Accept` wants most (RFC 9110, 12.5.1); of those equally wanted, the first that it names.
-    pub(super) fn accepted(accept: &str) -> Self {
+    pub(crate) fn accepted(accept: &str) -> Self {
         let wanted = accept.split(',').filter_map(|part| {
             let part = part.to_ascii_lowercase();
             let (name, parameters) = part.split_once(';').unwrap_or((&part, ""));
@@ -80,7 +80,7 @@ impl Form {
         most.map_or(Self::Report, |(_, form)| form)
     }
 
-    pub(super) const fn content_type(self) -> &'static str {
+    pub(crate) const fn content_type(self) -> &'static str {
         match self {
             Self::Report => HTML,
             Self::Markdown => "text/markdown; charset=utf-8",
@@ -90,20 +90,20 @@ impl Form {
 }
 
 /// What was kept under an id: its report or the short form in that, else that of a span kept lately.
-pub(super) fn one(
+pub(crate) fn one(
     handle: &Handle,
     id: &str,
     form: Form,
 ) -> std::io::Result<Option<(Form, Vec<u8>)>> {
-    let dir = handle.dir().filter(|_| !id.starts_with("span-"));
+    let dir = handle.directory().filter(|_| !id.starts_with("span-"));
     if let Some(dir) = &dir
         && let Some(report) = report_of(dir, id)?
         && let Some(text) = read(dir, &report, form)?
     {
         return Ok(Some((form, text)));
     }
-    let recent = handle.find_kept(id);
-    Ok(recent.as_ref().and_then(in_short).map(|summary| match form {
+    let recent = handle.recently_kept().into_iter().find(|known| known.id == id);
+    Ok(recent.as_ref().and_then(RecentlyKept::summary).map(|summary| match form {
         Form::Json => (form, summary.to_json_summary().into()),
         Form::Markdown | Form::Report => (Form::Markdown, summary.to_markdown().into()),
     }))
@@ -156,20 +156,6 @@ fn of_files(dir: &Path, files: ProfileFiles) -> Value {
         json!({ "time": files.modified, "name": name.unwrap_or_default() })
     });
     joined(summary, json!({ "files": files.names }))
-}
-
-fn in_short(recent: &RecentlyKept) -> Option<KeptSummary<'_>> {
-    let RecentlyKept { id, kept, headline, no_profile } = recent;
-    let span = kept.spans.first()?;
-    Some(KeptSummary {
-        id: id.into(),
-        facts: span.facts(),
-        samples: kept.samples,
-        headline,
-        hotspots: &kept.hotspots,
-        compared: kept.compared.as_ref(),
-        no_profile: no_profile.as_deref(),
-    })
 }
 
 #[cfg(test)]

@@ -3,20 +3,25 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 
-use super::answer::{Failure, not_now};
-use crate::collect::continuous_rate;
-use crate::handle::Handle;
+use tracing_profiling::{Builder, Handle};
+
+use crate::answer::{Failure, not_now};
 
 /// The rate of the continuous profile, as text.
-pub(super) async fn get(State(handle): State<Handle>) -> String {
+pub(crate) async fn get(State(handle): State<Handle>) -> String {
     match handle.continuous() {
         0 => "off".to_owned(),
         rate => rate.to_string(),
     }
 }
 
-pub(super) async fn put(State(handle): State<Handle>, body: String) -> Result<String, Failure> {
-    let rate = continuous_rate(body.trim()).ok_or_else(|| {
+pub(crate) async fn put(State(handle): State<Handle>, body: String) -> Result<String, Failure> {
+    let rate = match body.trim() {
+        "on" => Some(Builder::USUAL_CONTINUOUS_RATE),
+        "off" => Some(0),
+        rate => rate.parse().ok().filter(|rate| (1..=1_000).contains(rate)),
+    };
+    let rate = rate.ok_or_else(|| {
         let expected = "the body must be `on`, `off`, or samples per second, from 1 to 1000";
         (StatusCode::BAD_REQUEST, expected.to_owned())
     })?;
