@@ -106,7 +106,8 @@ impl Logged {
         if let Some(why) = engine.source.sampler.unsampled()
             && self.is_first(LogKind::ThreadsUnsampled)
         {
-            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
+            let text = report::source::unsampled(why);
+            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, text));
         }
         let is_nothing_seen = engine.spans.seen() == 0;
         if self.first_look.is_none()

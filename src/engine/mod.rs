@@ -34,6 +34,7 @@ use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::references::{ClosedReference, CohortHash, Moment, Throw};
 use crate::refresh::refresh_interest;
+use crate::report;
 use crate::sampler::Sampler;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
@@ -494,7 +495,8 @@ pub(crate) struct RunningSource {
 impl RunningSource {
     pub(crate) fn describe(&self) -> String {
         let found = &self.line.message;
-        self.sampler.unsampled().map_or_else(|| found.clone(), |why| format!("{found}; {why}"))
+        let more = self.sampler.unsampled().map(report::source::unsampled);
+        more.map_or_else(|| found.clone(), |why| format!("{found}; {why}"))
     }
 
     /// Why a span has no samples.

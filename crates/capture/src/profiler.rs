@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
 use crate::sampler::{Periods, Sampler, Source, SourceSettings, ThreadCounters};
-use crate::sys::{self, Clock, Poller};
+use crate::sys::{self, Clock, Poller, WhyRefused};
 use crate::unwind::ModuleAddress;
 
 /// How a [`Profiler`] samples.
@@ -62,7 +62,8 @@ impl Profiler {
         };
         let sampler = Sampler::new(source, RING_BYTES, &poller.waker(), ThreadCounters::default());
         if sampler.is_refused() {
-            return Err(io::Error::other(sampler.describe().0));
+            let why = sampler.probed().refused().unwrap_or(WhyRefused::NotAsked);
+            return Err(io::Error::other(why));
         }
         sampler.keep_alive();
         let mut threads = ProcessThreads::default();

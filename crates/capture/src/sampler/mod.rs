@@ -1,6 +1,5 @@
 //! The sources of raw samples.
 
-mod describe;
 mod hooks;
 mod losses;
 mod perf;

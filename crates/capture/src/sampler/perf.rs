@@ -15,7 +15,7 @@ use crate::sys::{
 };
 
 #[derive(Debug)]
-pub(super) struct Perf {
+pub struct Perf {
     request: SampleRequest,
     /// The number of files open for threads.
     files: Quota,
@@ -23,11 +23,11 @@ pub(super) struct Perf {
     /// The bytes of locked memory of all rings.
     locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
-    pub(super) refused: Option<WhyRefused>,
+    pub refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
     kept_alive: Mutex<Option<PerfEvent>>,
-    pub(super) has_hardware: bool,
+    pub has_hardware: bool,
 }
 
 /// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
@@ -91,7 +91,7 @@ impl Perf {
         self.refused.is_none() && !self.is_full.load(Ordering::Relaxed)
     }
 
-    pub(super) fn sees_kernel(&self) -> bool {
+    pub fn sees_kernel(&self) -> bool {
         self.request.in_kernel
     }
 

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, ThreadSetup};
 use super::losses::LossTimes;
 use super::perf::Perf;
@@ -87,8 +86,8 @@ struct Shared {
     /// No timer is created while a tracer is attached.
     avoids_tracers: bool,
     is_traced: AtomicBool,
-    /// Why a thread was not sampled, in words, once that has happened.
-    unsampled: Mutex<Option<String>>,
+    /// Why a thread was not sampled, once that has happened.
+    unsampled: Mutex<Option<WhyRefused>>,
     no_samples: NoSamplesWatch,
     is_over: Mutex<bool>,
     counters: ThreadCounters,
@@ -163,14 +162,14 @@ impl Sampler {
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
-    /// The flag is true if it is less than was requested.
-    pub fn describe(&self) -> (String, bool) {
-        describe(&self.0.probed, self.0.periods)
+    /// What this process was found to be allowed to do.
+    pub fn probed(&self) -> &Probed {
+        &self.0.probed
     }
 
-    /// Why a thread was not sampled since then, in words.
-    pub fn unsampled(&self) -> Option<String> {
-        self.0.unsampled.lock().clone()
+    /// Why a thread was not sampled since then.
+    pub fn unsampled(&self) -> Option<WhyRefused> {
+        *self.0.unsampled.lock()
     }
 
     /// Whether a source was found to give no samples.
@@ -187,13 +186,13 @@ impl Sampler {
             let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
             self.0.counters.silent_ns.store(ran_ns, Ordering::Relaxed);
             self.note_loss();
-            self.note_unsampled(|| describe_silence(by_perf, ran));
+            self.note_unsampled(WhyRefused::Silent { by_perf, ran });
         });
     }
 
     /// Notes that a thread was not sampled, or in vain.
-    fn note_unsampled(&self, why: impl FnOnce() -> String) {
-        self.0.unsampled.lock().get_or_insert_with(why);
+    fn note_unsampled(&self, why: WhyRefused) {
+        self.0.unsampled.lock().get_or_insert(why);
     }
 
     /// Whether user code of all threads is sampled, and none was lost since then. The rest of on-CPU time is the kernel's.
@@ -360,11 +359,6 @@ impl Sampler {
         self.0.probed.timers.as_ref()
     }
 
-    /// Why the process cannot be profiled continuously now, in words; `None` if it can.
-    pub fn describe_no_continuous(&self) -> Option<String> {
-        describe_no_continuous(&self.0.probed)
-    }
-
     pub fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
     }
@@ -407,7 +401,7 @@ impl Sampler {
                 | WhyRefused::SignalBlocked
         );
         if !is_said && !self.is_refused() {
-            self.note_unsampled(|| describe_unsampled(why));
+            self.note_unsampled(why);
         }
     }
 
@@ -452,10 +446,7 @@ impl AttachThreads for Sampler {
         let is_refused = self.is_refused();
         if is_refused {
             counters.unsampled.fetch_add(1, Ordering::Relaxed);
-            let probed = &self.0.probed;
-            let of_perf = probed.perf.as_ref().and_then(|perf| perf.refused);
-            let why = of_perf.or(probed.timers_refused);
-            why.into_iter().for_each(|why| self.note_refusal(why));
+            self.0.probed.refused().into_iter().for_each(|why| self.note_refusal(why));
         }
         // A thread that installs a smaller one later is set up anew.
         let has_small_signal_stack = self.may_have_timers() && sys::has_small_signal_stack();

@@ -9,7 +9,7 @@ use super::session::SamplingSession;
 use crate::sys::{self, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
 #[derive(Debug)]
-pub(super) struct Timers {
+pub struct Timers {
     request: SampleRequest,
     pub(super) taken: Quota,
 }
@@ -35,8 +35,13 @@ impl Timers {
         Self { request, taken: Quota::default() }
     }
 
-    pub(super) fn signal(&self) -> Result<i32, WhyRefused> {
+    pub fn signal(&self) -> Result<i32, WhyRefused> {
         sys::signal_of_timers(self.request.signal)
+    }
+
+    /// The kernel's tick, if it is known.
+    pub fn tick_ns(&self) -> Option<u64> {
+        sys::tick_ns()
     }
 
     /// Lets the calling thread receive the signals of its timer.
@@ -57,7 +62,7 @@ impl Timers {
     }
 
     /// Why no thread can have one now, if the limit of the process says so.
-    pub(super) fn lacking(&self) -> Option<WhyRefused> {
+    pub fn lacking(&self) -> Option<WhyRefused> {
         (most_timers() == 0).then_some(WhyRefused::NoTimers)
     }
 

@@ -1,8 +1,10 @@
 //! Types that both platforms use.
 
+use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
 pub type Tag = NonZeroU64;
@@ -99,44 +101,74 @@ impl ThreadStat {
     }
 }
 
-/// Why an event, a timer or a ring could not be created, by what a user can do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why an event, a timer or a ring could not be created, by what a user can do about it. Numbers are errnos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(dead_code, reason = "each platform uses some of them")]
 pub enum WhyRefused {
-    /// Perf events are refused by `perf_event_paranoid`, a seccomp filter or a security module; with the errno.
+    /// By `perf_event_paranoid`, a seccomp filter or a security module.
+    #[error(
+        "perf_event_open is refused ({}); allow it on the host with `sysctl kernel.perf_event_paranoid=2`, in a \
+         container with the capability PERFMON (`docker run --cap-add PERFMON`)", error(.0)
+    )]
     NotAllowed(i32),
-    /// The kernel has no perf events; with the errno.
+    #[error("this kernel has no perf events (perf_event_open: {})", error(.0))]
     NotSupported(i32),
-    /// A call is refused, or does not do what it is used for; with the errno.
+    /// Or it does not do what it is used for.
+    #[error("{} is refused: {}", .0.with_requests(), error(.1))]
     Failed(FilteredSyscall, i32),
-    /// The limit of open files of this process or of the system is reached.
+    #[error("the limit on open files is reached")]
     NoFiles,
-    /// The limit of locked memory of an unprivileged user is reached.
+    #[error("the limit of locked memory is reached")]
     NoLockedMemory,
     /// No memory or no address space.
+    #[error("out of memory")]
     NoMemory,
-    /// The user's limit of pending signals (`ulimit -i`) is reached.
+    #[error(
+        "the limit of pending signals is reached (`ulimit -i`, now {}); each timer takes one, and all of them at most \
+         an eighth: raise it to eight times the number of threads", super::platform::pending_signal_limit()
+    )]
     NoTimers,
-    /// A timer's signal may not fit on the thread's alternate signal stack.
+    #[error("the signal stacks of threads are too small")]
     SmallSignalStack,
-    /// No signal is free, or not the one that was asked for.
+    #[error(
+        "no signal is free, or not the one of TRACING_PROFILING_SIGNAL: it must be a real-time signal or SIGPROF, and \
+         have no handler"
+    )]
     NoSignal,
-    /// A thread blocks the signal of the timers.
+    #[error("the thread blocks the signal of timers")]
     SignalBlocked,
     /// A debugger would stop at each signal.
+    #[error("a debugger is attached")]
     Traced,
-    /// The bounds of the thread's stack are not known.
+    #[error("the bounds of the thread's stack are not known (is /proc mounted?)")]
     NoStack,
-    /// Another error, with its errno.
+    #[error("{}", error(.0))]
     Other(i32),
     /// Disabled by the settings.
+    #[error("it was not requested")]
     NotAsked,
-    /// The thread has ended.
+    #[error("the thread has ended")]
     Ended,
-    /// A seccomp filter would kill the process.
+    #[error(
+        "the seccomp filter of this process kills it at a system call for that, which is therefore not made; allow it \
+         (`SystemCallFilter=` of systemd)"
+    )]
     KilledBySeccomp,
-    /// This system does not have it at all.
+    /// The system does not have it at all.
+    #[error("this system has no such timers")]
     OtherSystem,
+    #[error(
+        "the source {} gives no samples, although the system refuses nothing: threads ran for {ran:.1?} while they were \
+         sampled, and there was none", if *.by_perf { "perf" } else { "timer" }
+    )]
+    Silent { by_perf: bool, ran: Duration },
+}
+
+fn error(errno: &i32) -> io::Error {
+    match errno {
+        0 => io::Error::other("for an unexpected reason"),
+        errno => io::Error::from_raw_os_error(*errno),
+    }
 }
 
 impl WhyRefused {
@@ -171,6 +203,13 @@ macro_rules! filtered_syscalls {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$call => $name,)+
+                }
+            }
+
+            fn with_requests(self) -> &'static str {
+                match self {
+                    Self::PerfEventOpen => "perf_event_open, or an ioctl of its events,",
+                    call => call.name(),
                 }
             }
         }
