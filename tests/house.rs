@@ -139,13 +139,13 @@ const LAYERS: &[&[&str]] = &[
     &["layers"],
     // Of the crates below.
     &["compare", "encode", "export", "facts", "ids", "profile", "redact", "text"],
-    &["budget", "drain", "host", "sampler", "sys", "unwind"],
+    &["budget", "drain", "sampler", "sys", "unwind"],
 ];
 
 /// The crate of the sampling profiler, and its modules from top to bottom.
 const CAPTURE: &str = "crates/capture/src";
 const LAYERS_OF_CAPTURE: &[&[&str]] =
-    &[&["profiler"], &["drain"], &["unwind"], &["host", "sampler"], &["budget", "sys"]];
+    &[&["profiler"], &["drain"], &["unwind"], &["sampler"], &["budget", "sys"]];
 
 /// The crate of profiles, and its modules from top to bottom.
 const PROFILE: &str = "crates/profile/src";
