@@ -351,9 +351,8 @@ fn a_source_that_gives_nothing_is_named() {
                 };
                 run(500_000_000);
                 assert_eq!(host.handle.stats().threads.silent_ns, 0);
-                // The kernel counts user time in hundredths of a second.
                 run(1_700_000_000);
-                // Checked once a second, and of perf as another user only the user time between two checks is known.
+                // Checked once a second.
                 let start = std::time::Instant::now();
                 while host.lines_with("gives no samples").is_empty() && start.elapsed() < PLENTY {
                     run(100_000_000);

@@ -55,6 +55,7 @@ impl Perf {
             probed = probe(request);
         }
         let refused = match probed {
+            _ if sys::is_in_time_namespace() => Some(WhyRefused::TimeNamespace),
             Err(why) if why.is_permanent() => Some(why),
             // Other reasons may no longer apply when the first thread is attached.
             _ => None,

@@ -118,13 +118,12 @@ impl Sampler {
         let usual = SampleRequest::default();
         let request = SampleRequest { period_ns, stack_bytes, ring_bytes, signal, ..usual };
         let probed = Probed::new(settings.source, request);
-        let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
             avoids_tracers: settings.source == Source::Auto,
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            no_samples: NoSamplesWatch::new(in_user_code),
+            no_samples: NoSamplesWatch::default(),
             is_over: Mutex::new(false),
             counters,
             losses: LossTimes::default(),

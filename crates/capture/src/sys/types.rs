@@ -90,8 +90,6 @@ pub struct ThreadStat {
     pub thread: OsThread,
     /// The letter of its state, as in `proc_pid_stat(5)`.
     pub state: u8,
-    /// For how long it ran in user code: the kernel divides the CPU time by what it found at its ticks.
-    pub(crate) user_ns: Option<u64>,
 }
 
 impl ThreadStat {
@@ -125,7 +123,8 @@ pub enum WhyRefused {
     NoMemory,
     #[error(
         "the limit of pending signals is reached (`ulimit -i`, now {}); each timer takes one, and all of them at most \
-         an eighth: raise it to eight times the number of threads", super::platform::pending_signal_limit()
+         an eighth: raise it to eight times the number of threads",
+        super::platform::pending_signal_limit()
     )]
     NoTimers,
     #[error("the signal stacks of threads are too small")]
@@ -144,6 +143,8 @@ pub enum WhyRefused {
     NoStack,
     #[error("{}", error(.0))]
     Other(i32),
+    #[error("perf has another clock than this time namespace")]
+    TimeNamespace,
     /// Disabled by the settings.
     #[error("it was not requested")]
     NotAsked,
@@ -159,7 +160,7 @@ pub enum WhyRefused {
     OtherSystem,
     #[error(
         "the source {} gives no samples, although the system refuses nothing: threads ran for {ran:.1?} while they were \
-         sampled, and there was none", if *.by_perf { "perf" } else { "timer" }
+         sampled, and there was none, or all of that time was in the kernel", if *.by_perf { "perf" } else { "timer" }
     )]
     Silent { by_perf: bool, ran: Duration },
 }
@@ -180,6 +181,7 @@ impl WhyRefused {
                 | Self::NotSupported(_)
                 | Self::Failed(..)
                 | Self::KilledBySeccomp
+                | Self::TimeNamespace
                 | Self::OtherSystem
                 | Self::NoSignal
         )

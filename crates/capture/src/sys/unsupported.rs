@@ -148,6 +148,7 @@ stubs! {
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
     fn is_traced() -> bool = false;
+    fn is_in_time_namespace() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
@@ -218,7 +219,6 @@ methods! {
     RingMemory: fn tail() -> u64;
     RingMemory: fn release_to(_: u64);
     RingMemory: fn copy(_: u64, _: &mut [u8]);
-    RingMemory: fn own_time(_: u64) -> u64;
     #[cfg(any(test, feature = "_test"))]
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;

@@ -49,18 +49,12 @@ pub fn stat_of(tid: u32) -> io::Result<ThreadStat> {
 }
 
 fn stat_in(tid: u32, stat: &[u8]) -> Option<ThreadStat> {
-    /// `USER_HZ` is 100 on all architectures of this crate.
-    const NS_PER_USER_TICK: u64 = 10_000_000;
     // The name can contain anything.
     let start = stat.iter().position(|byte| *byte == b'(')? + 1;
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let name = unescaped(stat.get(start..end)?);
-    let mut fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace();
-    let state = *fields.next()?.as_bytes().first()?;
-    // The 14th field, where the state is the third.
-    let user_ticks = fields.nth(10).and_then(|ticks| ticks.parse::<u64>().ok());
-    let user_ns = user_ticks.map(|ticks| ticks.saturating_mul(NS_PER_USER_TICK));
-    Some(ThreadStat { thread: OsThread::new(tid, &name), state, user_ns })
+    let state = *stat.get(end + 1..)?.trim_ascii_start().first()?;
+    Some(ThreadStat { thread: OsThread::new(tid, &name), state })
 }
 
 /// The kernel escapes newlines and backslashes.
@@ -376,16 +370,8 @@ mod tests {
             assert!(own_threads().unwrap().contains(&tid));
             stat_of(tid).unwrap()
         });
-        let ThreadStat { thread, state, .. } = listed.unwrap().join().unwrap();
+        let ThreadStat { thread, state } = listed.unwrap().join().unwrap();
         assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
-    }
-
-    #[test]
-    fn user_time_is_counted_in_ticks() {
-        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 100 0 5 0 321 45 0 0 20 0 1 0 999 1 2";
-        assert_eq!(stat_in(7, stat.as_bytes()).unwrap().user_ns, Some(3_210_000_000));
-        assert_eq!(stat_in(7, b"7 (a) S 1 7").unwrap().user_ns, None);
-        assert!(stat_of(current_tid()).unwrap().user_ns.is_some());
     }
 
     #[test]
