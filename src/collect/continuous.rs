@@ -98,7 +98,6 @@ impl ContinuousProfiler {
                 _ = rate.compare_exchange(wanted, 0, Relaxed, Relaxed);
                 return None;
             }
-            intake.source.expect_timers();
             intake.clocks = SampledClocks::now();
             threads.set_process(Why::Continuous, Some(1_000_000_000 / u64::from(wanted)));
             intake.sinks.continuous = Some(ProcessSamples::new());

@@ -503,9 +503,7 @@ impl RunningSource {
     pub(crate) fn without_samples(&self, account: &TimeBreakdown) -> NoProfile {
         if self.sampler.is_refused() {
             NoProfile::SamplingUnavailable
-        } else if self.sampler.is_silent()
-            || account.has_no_sampled_time() && self.sampler.unsampled().is_some()
-        {
+        } else if account.has_no_sampled_time() && self.sampler.unsampled().is_some() {
             NoProfile::ThreadsNotSampled
         } else {
             NoProfile::NoSamples

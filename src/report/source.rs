@@ -113,16 +113,7 @@ fn unreadable(sampler: &Sampler) -> impl Iterator<Item = String> {
 
 /// Says why a thread was not sampled, although the source was found to work.
 pub(crate) fn unsampled(why: WhyRefused) -> String {
-    let what = "their spans have times but no stacks";
-    match why {
-        WhyRefused::Silent { by_perf: true, .. } => {
-            format!("{why}, and {what}; TRACING_PROFILING_SOURCE=timer may do better")
-        }
-        WhyRefused::Silent { .. } => {
-            format!("{why}, and {what}; perf does better where it is allowed")
-        }
-        why => format!("some threads are not sampled, and {what}: {why}"),
-    }
+    format!("some threads are not sampled, and their spans have times but no stacks: {why}")
 }
 
 /// Says that the process cannot be profiled continuously now, and why; `None` if it can.

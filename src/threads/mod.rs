@@ -206,7 +206,7 @@ impl Threads {
         let missed = sys::take_signals_without_room();
         if missed > 0 {
             Counters::add(&intake.counters.samples.dropped_signal_stack_full, missed);
-            intake.source.note_missed_signals();
+            intake.source.note_loss();
         }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
@@ -225,8 +225,6 @@ impl Threads {
         if now.duration_since(self.checked) >= CHECK_INTERVAL {
             self.checked = now;
             has_ended = self.check_signals(intake);
-            let attached = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.session));
-            intake.source.check_silence(attached);
             self.check_budget(intake);
             sys::read_filters();
         }

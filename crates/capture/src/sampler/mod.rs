@@ -8,7 +8,6 @@ mod quota;
 mod rate;
 pub(crate) mod record;
 mod session;
-mod silence;
 mod source;
 mod switches;
 mod thread;

@@ -12,7 +12,6 @@ use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
-use super::silence::NoSamplesWatch;
 use super::thread::ThreadShared;
 use super::thread_counters::ThreadCounters;
 use super::thread_source::ThreadSampler;
@@ -88,7 +87,6 @@ struct Shared {
     is_traced: AtomicBool,
     /// Why a thread was not sampled, once that has happened.
     unsampled: Mutex<Option<WhyRefused>>,
-    no_samples: NoSamplesWatch,
     is_over: Mutex<bool>,
     counters: ThreadCounters,
     losses: LossTimes,
@@ -123,7 +121,6 @@ impl Sampler {
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            no_samples: NoSamplesWatch::default(),
             is_over: Mutex::new(false),
             counters,
             losses: LossTimes::default(),
@@ -171,25 +168,7 @@ impl Sampler {
         *self.0.unsampled.lock()
     }
 
-    /// Whether a source was found to give no samples.
-    pub fn is_silent(&self) -> bool {
-        self.0.no_samples.is_any()
-    }
-
-    /// Checks whether the sources give samples at all. `attached` are the threads that are sampled now.
-    pub fn check_silence<'a>(
-        &self,
-        attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
-    ) {
-        self.0.no_samples.check(attached, |by_perf, ran| {
-            let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
-            self.0.counters.silent_ns.store(ran_ns, Ordering::Relaxed);
-            self.note_loss();
-            self.note_unsampled(WhyRefused::Silent { by_perf, ran });
-        });
-    }
-
-    /// Notes that a thread was not sampled, or in vain.
+    /// Notes that a thread was not sampled.
     fn note_unsampled(&self, why: WhyRefused) {
         self.0.unsampled.lock().get_or_insert(why);
     }
@@ -204,12 +183,6 @@ impl Sampler {
     /// A sample was lost of which no profile says so, or a thread not sampled.
     pub fn note_loss(&self) {
         self.0.losses.note();
-    }
-
-    /// Signals of timers were no samples.
-    pub fn note_missed_signals(&self) {
-        self.note_loss();
-        self.0.no_samples.note_signal();
     }
 
     /// Notices at that time whether there was a loss since the last call.
@@ -293,7 +266,6 @@ impl Sampler {
         if session.ring.is_none() {
             return;
         }
-        self.0.no_samples.note_ended(session);
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -370,18 +342,9 @@ impl Sampler {
 
     /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
     pub fn check_tracer(&self) -> bool {
-        let is_traced = self.watches_signal_stacks() && self.is_traced();
+        let is_traced = self.0.avoids_tracers && sys::is_traced();
         self.0.is_traced.store(is_traced, Ordering::Relaxed);
         is_traced
-    }
-
-    /// Threads are about to get timers, also while perf has room for them.
-    pub fn expect_timers(&self) {
-        self.0.is_traced.store(self.is_traced(), Ordering::Relaxed);
-    }
-
-    fn is_traced(&self) -> bool {
-        self.0.avoids_tracers && sys::is_traced()
     }
 
     /// Whether threads must notice that their signal stack has become too small.

@@ -4,7 +4,6 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
 pub type Tag = NonZeroU64;
@@ -158,11 +157,6 @@ pub enum WhyRefused {
     /// The system does not have it at all.
     #[error("this system has no such timers")]
     OtherSystem,
-    #[error(
-        "the source {} gives no samples, although the system refuses nothing: threads ran for {ran:.1?} while they were \
-         sampled, and there was none, or all of that time was in the kernel", if *.by_perf { "perf" } else { "timer" }
-    )]
-    Silent { by_perf: bool, ran: Duration },
 }
 
 fn error(errno: &i32) -> io::Error {
