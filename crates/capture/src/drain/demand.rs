@@ -1,8 +1,7 @@
 //! Who wants threads sampled, how often, and what that may cost.
 //!
 //! Each thread has a budget of CPU time for its samples, and all together one for each processor. When it is spent, the
-//! rate falls to what is added; each sample has the weight of its session. Slow spans and profiles of the process pay
-//! from budgets of their own.
+//! rate falls to what is added. Slow spans and profiles of the process pay from budgets of their own.
 
 use crate::budget::CpuBudget;
 use crate::sampler::{Periods, Rate};

@@ -181,8 +181,7 @@ impl ProcessThreads {
     }
 
     /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
-    /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
-    /// time.
+    /// the last search and are not in `hooked`. Returns whether any of the hooked ones has run for the first time.
     pub fn search(
         &mut self,
         (why, rate): (Why, Rate),

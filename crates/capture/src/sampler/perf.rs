@@ -96,8 +96,7 @@ impl Perf {
         self.request.in_kernel
     }
 
-    /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
-    /// thread more expensive.
+    /// Holds an event open, so that others are opened without a delay. Switches of the calling thread then cost more.
     pub(super) fn keep_alive(&self) {
         if self.refused.is_none() {
             *self.kept_alive.lock() = sys::open_keep_alive().ok();

@@ -20,11 +20,9 @@ pub struct TagInterval {
     pub to: u64,
 }
 
-/// The event or timer and the ring of a thread from when it is attached until it is detached, or an empty one for a thread
-/// that is not sampled.
+/// The event or timer and the ring of a thread while it is attached, or an empty one for a thread that is not sampled.
 ///
-/// The sessions of a thread form a chain. The thread moves on to the next one in a hook, the collector when it has read
-/// the current one completely.
+/// The sessions of a thread form a chain. The thread moves on in a hook, the collector when it has read one completely.
 #[derive(Debug)]
 pub struct SamplingSession {
     from: AtomicU64,
@@ -87,8 +85,7 @@ impl RunDelayCell {
     }
 }
 
-/// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
-/// piece, and takes the intervals once.
+/// Beyond one per sample of a full ring: the collector releases the ring piece by piece, and takes the intervals once.
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {

@@ -65,8 +65,7 @@ impl SwitchRing {
         self.ring.retire();
     }
 
-    /// For how long the thread was preempted, in nanoseconds. Only the thread itself may call it. Each call adds one, so
-    /// that 0 says that it is unknown.
+    /// For how long the thread was preempted, in nanoseconds. Only for the thread itself. Adds one, as 0 says unknown.
     pub(crate) fn preempted_ns(&self) -> u64 {
         self.read();
         self.preempted_ns.fetch_add(1, Ordering::Relaxed) + 1

@@ -32,8 +32,7 @@ const IS_BRIEF: u8 = 2;
 
 /// A thread, from its first profiled segment until it ends or has been in no profiled span for long.
 ///
-/// The thread writes and the collector reads, without locks; see [`open_interval`](Self::open_interval) for why this is
-/// correct.
+/// The thread writes and the collector reads, without locks: see [`open_interval`](Self::open_interval).
 ///
 /// What each hook touches is in the first cache line, with what else only the thread writes.
 #[derive(Debug)]
@@ -53,8 +52,7 @@ pub struct ThreadShared {
     life: AtomicU8,
     /// [`ATTACHES_AT_ENTER`] and [`IS_BRIEF`].
     at_enter: AtomicU8,
-    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
-    /// none.
+    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 for none.
     waited: AtomicU64,
 
     /// The rate at which the thread is sampled when it is attached next: see [`Rate::word`].
@@ -176,12 +174,10 @@ impl ThreadShared {
         self.turn.load(Ordering::Acquire)
     }
 
-    /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only the thread itself may
-    /// call it.
+    /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only for the thread itself.
     ///
-    /// A sample that falls in the hook after the hook has read the ring head is counted by the next hook, for the span
-    /// that the thread is in by then. If the thread is preempted here, the collector may read in between; it must not
-    /// attribute the sample to the previous span.
+    /// A sample that falls in the hook after it has read the ring head is counted by the next hook, for the span of then. If
+    /// the thread is preempted here, the collector must not attribute the sample to the previous span.
     #[inline(always)]
     pub fn begin_hook(&self) {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
@@ -251,8 +247,7 @@ impl ThreadShared {
     /// queue.
     ///
     /// If `p` fell in a hook that had already read the head, that hook moved on to another span without closing the
-    /// interval, and `p` is counted for the new span. This function then reports that the thread is in a hook, or
-    /// returns the span with which the hook ended.
+    /// interval, and `p` counts for the new span. This then says so, or has the span with which the hook ended.
     ///
     /// Until the thread takes up the session, `from` is 0 and not written.
     pub fn open_interval(&self, session: &SamplingSession) -> OpenInterval {
@@ -341,9 +336,8 @@ impl ThreadShared {
         }
     }
 
-    /// The collector finds the thread in no profiled span for a while, and is about to look at it no more. From then on
-    /// its next hook runs the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if that has
-    /// ended, or was done before.
+    /// The collector finds the thread in no profiled span for a while, and is about to look at it no more: its next hook runs
+    /// the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if it is over, or parked already.
     pub fn park(&self) -> bool {
         self.change_life(USED, PARKED).is_ok() || self.change_life(UNUSED, PARKED).is_ok()
     }
@@ -360,8 +354,7 @@ impl ThreadShared {
 
     /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
     ///
-    /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
-    /// periodic check before it uses the session.
+    /// If that was more than a millisecond ago, the next hook of a thread in no profiled span runs the periodic check first.
     pub fn end_if_unused(&self) -> bool {
         self.change_life(UNUSED, OVER).is_ok() || self.change_life(PARKED, OVER).is_ok()
     }

@@ -1,8 +1,7 @@
 //! A global allocator that counts what each thread allocates, and samples allocations.
 //!
 //! A sample falls after a random number of bytes, exponentially distributed, so a block of *s* bytes is sampled with
-//! *p* = 1 − e^(−*s*/interval) and represents 1/*p* blocks: the estimator of Horvitz and Thompson, as in tcmalloc,
-//! jemalloc and Go.
+//! *p* = 1 − e^(−*s*/interval) and represents 1/*p* blocks: the estimator of Horvitz and Thompson.
 #![allow(unsafe_code, reason = "implements `GlobalAlloc`")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -67,8 +66,7 @@ struct ThreadAllocations {
     allocations: Cell<u64>,
     freed_bytes: Cell<u64>,
     frees: Cell<u64>,
-    /// The value of `allocated_bytes` with which a sample is due, or at least a look whether the gap is still right;
-    /// [`NEVER`] while none may be taken.
+    /// The value of `allocated_bytes` with which a sample or a look is due; [`NEVER`] while none may be taken.
     sample_at: Cell<u64>,
     sampling: ThreadSampling,
 }
@@ -168,10 +166,8 @@ const LOOK_BYTES: u64 = 1 << 20;
 
 /// A sample is due, or a look.
 ///
-/// The gaps between samples are exponentially distributed, so each byte is as likely to be sampled as any other, and a
-/// block of `s` bytes with the probability `1 - exp(-s / gap)`. Its inverse is the number of blocks that it represents
-/// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap, which can be chosen
-/// again at any point: the rest of an exponentially distributed gap has the same distribution.
+/// The mean gap of a thread depends only on what was before the gap, which can be chosen again at any point: the rest of
+/// an exponentially distributed gap has the same distribution.
 #[cold]
 #[inline(never)]
 fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
@@ -393,8 +389,7 @@ pub fn allocated_here() -> Allocations {
     })
 }
 
-/// While it lives, what the calling thread allocates does not count: it is the layer that allocates. Nothing is sampled,
-/// either, also in signal handlers.
+/// While it lives, what the calling thread allocates is the layer's, and does not count. Nothing is sampled, either.
 #[derive(Debug)]
 pub struct SuspendCounting {
     before: Allocations,

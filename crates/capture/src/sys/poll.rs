@@ -48,8 +48,7 @@ impl Poller {
         Waker(Arc::downgrade(&self.0))
     }
 
-    /// Sleeps until [`Waker::wake`] is called, until some time after [`Waker::wake_soon`], or until the timeout; `None`
-    /// means no timeout.
+    /// Sleeps until [`Waker::wake`], until some time after [`Waker::wake_soon`], or until the timeout; `None` for none.
     ///
     /// Returns false on a timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {

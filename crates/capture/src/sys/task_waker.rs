@@ -34,9 +34,6 @@ pub trait WakerObserver: Send + Sync + Sized + 'static {
 }
 
 /// The waker of one future. It outlives the future if clones of it are held elsewhere, and then still forwards.
-///
-/// A `TaskWaker` holds the executor's waker only as long as it has clones. It would otherwise keep the task alive,
-/// which owns the future that owns this waker.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct TaskWaker<T> {

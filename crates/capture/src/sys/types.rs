@@ -330,8 +330,7 @@ pub struct FileIdentity {
 pub struct Schedstat {
     /// Up to the last tick or switch.
     pub(crate) cpu_ns: u64,
-    /// For how long it could have run and had no CPU: it was preempted, or woken, or its control group was throttled. A
-    /// delay counts when it ends.
+    /// For how long it could have run and had no CPU, also when its control group was throttled. Counts when that ends.
     pub run_delay_ns: u64,
     /// How often it got a CPU.
     pub(crate) runs: u64,

@@ -7,9 +7,8 @@ use super::allocator::TakeSample;
 
 /// Words that hooks, wrapped polls, allocations and frees read, and that hardly ever change.
 ///
-/// The words are one static with lines of its own. The linker places small statics of all crates side by side, and a
-/// word that other threads write all the time would make each read of its neighbours as slow as a write. Of 128 bytes,
-/// since processors fetch lines in pairs.
+/// One static with lines of its own: the linker places small statics of all crates side by side, and a word that others
+/// write all the time would make each read of its neighbours slow. Of 128 bytes: processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct CommonWords {
@@ -47,9 +46,8 @@ pub static WORDS: CommonWords = CommonWords {
 
 /// A number that is greater in a forked child than in its parent, once [`watch_forks`](super::watch_forks) was called.
 ///
-/// In a child neither the layer's threads nor its rings exist: the kernel does not copy a ring's mapping, and locks of
-/// threads that do not exist there may be held forever. Code that finds another number than the one its state was
-/// created under must not touch that state.
+/// In a child neither the layer's threads nor its rings exist, and locks of threads that do not exist there may be held
+/// forever. Code that finds another number than its state was created under must not touch that state.
 ///
 /// A child made by a bare `clone` system call that shares no memory is not detected.
 #[inline(always)]

@@ -42,8 +42,7 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
     (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
 }
 
-/// What the kernel says of a thread of this process in `/proc/self/task/TID/stat`, which every user may read, also where
-/// [`blocked`] is refused.
+/// What `/proc/self/task/TID/stat` says of a thread of this process: also where [`blocked`] is refused.
 pub fn stat_of(tid: u32) -> io::Result<ThreadStat> {
     Ok(stat_in(tid, &read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?)
 }
@@ -251,8 +250,7 @@ fn call_of_old(number: i64) -> Call {
     }
 }
 
-/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
-/// is an error, not a fault.
+/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped.
 pub fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
     into.clear();
     into.resize(length, 0);

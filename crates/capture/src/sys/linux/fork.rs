@@ -127,8 +127,7 @@ thread_local! {
 }
 
 /// Blocks the timers' signal, since an interrupted fork restarts, and would never end with a fast timer. Takes the
-/// layer's locks and waits for threads that log, since the child could otherwise find locks held by threads it does not
-/// have.
+/// layer's locks and waits for threads that log: the child has none of the threads that hold them.
 extern "C" fn before() {
     if let Some(mut held) = HELD.take() {
         held.inner_forks += 1;

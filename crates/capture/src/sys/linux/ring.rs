@@ -351,8 +351,7 @@ impl RingWriter<'_> {
     }
 }
 
-/// Copies bytes that may belong to any object. Does not call `memcpy`, which sanitizers instrument and programs may
-/// replace.
+/// Copies bytes that may belong to any object, not by `memcpy`, which sanitizers instrument and programs replace.
 ///
 /// # Safety
 ///
