@@ -597,15 +597,15 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_201;
+const TOTAL: usize = 59_803;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3491),
+    (".", "(top)", 3490),
     (".", "allocations", 241),
     (".", "assemble", 1088),
     (".", "awaits", 1696),
-    (".", "collect", 1085),
+    (".", "collect", 1086),
     (".", "config", 1042),
     (".", "engine", 966),
     (".", "history", 508),
@@ -616,24 +616,23 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "otel", 1217),
     (".", "publish", 2079),
     (".", "references", 749),
-    (".", "report", 1186),
+    (".", "report", 1335),
     (".", "sinks", 1957),
     (".", "span", 5194),
     (".", "symbols", 1993),
-    (".", "threads", 2704),
-    (".", "watch", 1275),
-    ("crates/capture", "(top)", 231),
-    ("crates/capture", "drain", 1020),
-    ("crates/capture", "host", 257),
-    ("crates/capture", "sampler", 2718),
-    ("crates/capture", "sys", 6559),
-    ("crates/capture", "unwind", 3045),
+    (".", "threads", 2702),
+    (".", "watch", 1274),
+    ("crates/capture", "(top)", 229),
+    ("crates/capture", "drain", 1017),
+    ("crates/capture", "sampler", 2271),
+    ("crates/capture", "sys", 6473),
+    ("crates/capture", "unwind", 3040),
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),
     ("crates/profile", "compare", 1153),
     ("crates/profile", "encode", 2541),
-    ("crates/profile", "export", 1128),
-    ("crates/profile", "facts", 1095),
+    ("crates/profile", "export", 1129),
+    ("crates/profile", "facts", 1350),
     ("crates/profile", "profile", 3635),
     ("crates/profile", "redact", 376),
     ("macros", "(top)", 415),
