@@ -597,17 +597,17 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_803;
+const TOTAL: usize = 59_758;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
     (".", "(top)", 3490),
-    (".", "allocations", 241),
+    (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1696),
     (".", "collect", 1086),
     (".", "config", 1042),
-    (".", "engine", 966),
+    (".", "engine", 965),
     (".", "history", 508),
     (".", "http", 1248),
     (".", "inbox", 275),
@@ -618,15 +618,15 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "references", 749),
     (".", "report", 1335),
     (".", "sinks", 1957),
-    (".", "span", 5194),
+    (".", "span", 5195),
     (".", "symbols", 1993),
     (".", "threads", 2702),
     (".", "watch", 1274),
     ("crates/capture", "(top)", 229),
-    ("crates/capture", "drain", 1017),
-    ("crates/capture", "sampler", 2271),
-    ("crates/capture", "sys", 6473),
-    ("crates/capture", "unwind", 3040),
+    ("crates/capture", "drain", 1008),
+    ("crates/capture", "sampler", 2252),
+    ("crates/capture", "sys", 6464),
+    ("crates/capture", "unwind", 3030),
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),
     ("crates/profile", "compare", 1153),

@@ -20,7 +20,7 @@ use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
-use crate::facts::{Facts, Reason, Reasons, TimeBreakdown};
+use crate::facts::{Allocations, Facts, Reason, Reasons, TimeBreakdown};
 use crate::ids::hash_of;
 use crate::keep::{
     Callsite, Callsites, FieldValues, KeptSpan, NoProfile, ProfileAdmission, Rules, SpanLink,
@@ -72,7 +72,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// From now on, forked children close the gates of all layers.
     pub(crate) fn disable_in_children() {
-        sys::on_fork(|| {
+        sys::Forks::on_each(|| {
             forget_this_thread();
             Gate::close_all();
             awaits::forget_all();
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     pub(crate) fn is_heap_tracked(&self) -> bool {
-        self.allocations.tracks_heap() && sys::counts_allocations()
+        self.allocations.tracks_heap() && Allocations::are_counted()
     }
 
     /// Tracks the heap if no other layer does. Once rules are off and all spans closed, nothing counts allocations.

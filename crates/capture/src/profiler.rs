@@ -51,7 +51,7 @@ impl Profiler {
     pub fn new(settings: Settings) -> io::Result<Self> {
         const RING_BYTES: usize = 256 << 10;
         sys::read_filters();
-        sys::watch_forks();
+        sys::Forks::watch();
         let poller = Poller::new()?;
         let periods = Periods::of_rate(settings.hertz);
         let source = SourceSettings {
@@ -76,7 +76,7 @@ impl Profiler {
             threads,
             budgets: DemandBudgets::new(processors),
             reader: Reader::new(settings.max_frames),
-            made_in: sys::fork_generation(),
+            made_in: sys::Forks::generation(),
         })
     }
 
@@ -109,14 +109,14 @@ impl Profiler {
         self.reader.unwinder.begin_reading();
         self.threads.drain((&mut self.reader, &self.sampler), sink, &mut self.budgets);
         self.reader.unwinder.end_reading();
-        match sys::take_signals_without_room() {
+        match self.sampler.take_missed_signals() {
             0 => {}
             samples => sink.lose(Loss::SignalStackFull { samples }),
         }
     }
 
     fn is_here(&self) -> bool {
-        self.made_in == sys::fork_generation() && self.poller.files().still_owned()
+        self.made_in == sys::Forks::generation() && self.poller.files().still_owned()
     }
 
     /// The file that a frame is in, and its address there, as symbol tables have it. `None` in the kernel and in no file.

@@ -6,7 +6,6 @@
 use crate::budget::CpuBudget;
 use crate::sampler::{Periods, Rate};
 
-/// The demand to sample a thread: how often, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     pub rate: Rate,
@@ -18,9 +17,7 @@ pub struct Demand {
 pub enum Why {
     /// A span of the thread is past its sampling delay.
     SlowSpan,
-    /// A profile of the process is made.
     Process,
-    /// The process is profiled continuously.
     Continuous,
 }
 

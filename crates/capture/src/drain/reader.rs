@@ -132,7 +132,6 @@ fn usual_ns(period_ns: u64) -> u64 {
     period_ns.max(sys::tick_ns().unwrap_or(0)).max(1)
 }
 
-/// The most CPU time that a sample represents.
 pub(super) fn max_sample_ns(period_ns: u64) -> u64 {
     MAX_PERIODS.saturating_mul(usual_ns(period_ns))
 }

@@ -40,6 +40,5 @@ pub trait ThreadSource: Debug {
     fn note_loss(&self) {}
     /// The thread was parked, and may be about to enter a span: the collector must scan it again.
     fn return_to_scans(&self, _thread: &Arc<ThreadShared>) {}
-    /// Makes the collector scan sooner than planned.
     fn wake_collector(&self) {}
 }

@@ -17,10 +17,8 @@ use crate::sys::{
 #[derive(Debug)]
 pub struct Perf {
     request: SampleRequest,
-    /// The number of files open for threads.
     files: Quota,
     files_per_thread: u64,
-    /// The bytes of locked memory of all rings.
     locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
     pub refused: Option<WhyRefused>,
@@ -41,7 +39,6 @@ const FILES_PER_THREAD: u64 = 2;
 const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
-    /// Probes what this process is allowed to do.
     pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
         let tid = other.unwrap_or_else(sys::current_tid);
         let probe = |request| {

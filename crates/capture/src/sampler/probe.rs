@@ -24,7 +24,6 @@ fn with_other_thread<T>(probe: impl FnOnce(Option<u32>) -> T) -> T {
     probed
 }
 
-/// The sources, and what is refused of them.
 #[derive(Debug)]
 pub struct Probed {
     pub perf: Option<Perf>,
@@ -37,7 +36,6 @@ pub struct Probed {
     pub unreadable: Unreadable,
 }
 
-/// What cannot be read of threads, and why.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unreadable {
     pub own_cpu_time: Option<WhyRefused>,
@@ -73,7 +71,6 @@ impl Probed {
         }
     }
 
-    /// The source in use: `perf`, `timer` or `none`.
     pub(super) fn name(&self) -> &'static str {
         let otherwise = if self.may_have_timers() { "timer" } else { "none" };
         if self.has_perf() { "perf" } else { otherwise }

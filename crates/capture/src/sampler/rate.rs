@@ -1,6 +1,5 @@
 //! Sampling rates.
 
-/// How often a thread is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// CPU time between two samples.

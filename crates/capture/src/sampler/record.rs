@@ -62,7 +62,6 @@ pub(crate) enum Record {
     Other,
 }
 
-/// The location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPlace {
     /// The position of its header.
@@ -71,11 +70,9 @@ pub(crate) struct RecordPlace {
     pub(crate) size: u16,
 }
 
-/// A record whose contents are inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// The records between two positions.
 #[derive(Debug)]
 pub(crate) struct Records<'a, B: ?Sized> {
     bytes: &'a B,

@@ -39,13 +39,11 @@ pub struct SamplingSession {
     shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
-    /// The CPU time that was sampled before `since_cpu_ns`.
     sampled_before_ns: AtomicU64,
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
     /// Set when the session has been read completely and is released.
     pub(super) rest: OnceLock<Rest>,
-    /// Set at most once.
     pub(super) next: OnceLock<Arc<Self>>,
 }
 
@@ -119,7 +117,6 @@ impl SamplingSession {
         }
     }
 
-    /// Sets the thread's CPU clock at the start.
     pub(crate) fn note_since(&self, cpu_ns: u64) {
         self.since_cpu_ns.store(cpu_ns, Ordering::Release);
     }

@@ -64,7 +64,6 @@ impl UnknownName {
     }
 }
 
-/// The settings of the sources.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceSettings {
     pub source: Source,
@@ -85,14 +84,12 @@ struct Shared {
     /// No timer is created while a tracer is attached.
     avoids_tracers: bool,
     is_traced: AtomicBool,
-    /// Why a thread was not sampled, once that has happened.
     unsampled: Mutex<Option<WhyRefused>>,
     is_over: Mutex<bool>,
     counters: ThreadCounters,
     losses: LossTimes,
     waker: Waker,
     periods: Periods,
-    /// The period of new threads.
     first_period_ns: AtomicU64,
     /// Threads on their way to the collector: those that are new, and those that were parked and are in use again.
     new: Mutex<Vec<Arc<ThreadShared>>>,
@@ -139,7 +136,6 @@ impl Sampler {
         self.0.probed.name()
     }
 
-    /// Whether no thread can be sampled.
     pub fn is_refused(&self) -> bool {
         self.name() == "none"
     }
@@ -168,7 +164,6 @@ impl Sampler {
         *self.0.unsampled.lock()
     }
 
-    /// Notes that a thread was not sampled.
     fn note_unsampled(&self, why: WhyRefused) {
         self.0.unsampled.lock().get_or_insert(why);
     }
@@ -183,6 +178,15 @@ impl Sampler {
     /// A sample was lost of which no profile says so, or a thread not sampled.
     pub fn note_loss(&self) {
         self.0.losses.note();
+    }
+
+    /// How many signals of timers found no room on their stack since the last call.
+    pub fn take_missed_signals(&self) -> u64 {
+        let missed = sys::take_signals_without_room();
+        if missed > 0 {
+            self.note_loss();
+        }
+        missed
     }
 
     /// Notices at that time whether there was a loss since the last call.

@@ -10,7 +10,6 @@ use super::rate::Rate;
 use super::session::SamplingSession;
 use crate::sys::{self, OsThread, Tag, ThreadStack, WhyRefused};
 
-/// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenInterval {
     pub span: Option<Tag>,
@@ -22,7 +21,6 @@ pub struct OpenInterval {
 /// Set in the span's key, which never uses this bit, while the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
-/// Later than every time.
 pub const NEVER: u64 = u64::MAX;
 
 /// The thread attaches itself when it enters spans of some rule.
@@ -41,7 +39,6 @@ pub struct ThreadShared {
     span: AtomicU64,
     /// When one of the thread's spans becomes old if the thread stays in it; [`NEVER`] if it is in none.
     samples_from: AtomicU64,
-    /// When its last hook ended, in ticks.
     last_hook_at: AtomicU64,
     /// When a hook last read the thread's CPU clock, and its value.
     synced: [AtomicU64; 2],
@@ -116,7 +113,6 @@ impl ThreadShared {
         self.thread.tid
     }
 
-    /// The latest session.
     pub fn last(&self) -> Arc<SamplingSession> {
         Arc::clone(&self.last.lock())
     }
@@ -149,7 +145,6 @@ impl ThreadShared {
         self.is_refused.swap(is_refused, Ordering::Relaxed)
     }
 
-    /// Whether the last attempt to attach the thread failed.
     pub fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
@@ -206,7 +201,6 @@ impl ThreadShared {
         self.samples_from.store(samples_from, Ordering::Relaxed);
     }
 
-    /// When its last hook ended, in ticks.
     pub fn last_hook_at(&self) -> u64 {
         self.last_hook_at.load(Ordering::Relaxed)
     }

@@ -23,7 +23,6 @@ const SHORT_SAMPLE: u64 = 1024;
 /// The ring of a thread with few samples. It is larger if two of the largest samples would not fit.
 const SMALL_RING_BYTES: usize = 64 * 1024;
 
-/// How many threads of a layer may have a timer at the same time.
 fn most_timers() -> u64 {
     sys::pending_signal_limit() / SHARE_OF_SIGNALS
 }
@@ -39,7 +38,6 @@ impl Timers {
         sys::signal_of_timers(self.request.signal)
     }
 
-    /// The kernel's tick, if it is known.
     pub fn tick_ns(&self) -> Option<u64> {
         sys::tick_ns()
     }

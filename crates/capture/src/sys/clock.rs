@@ -27,9 +27,7 @@ pub struct Clock {
 
 #[derive(Clone, Copy, Debug)]
 struct Measurement {
-    /// The start of the rate measurement.
     first: Pair,
-    /// Whether the rate has been measured over [`CERTAIN`].
     is_certain: bool,
 }
 

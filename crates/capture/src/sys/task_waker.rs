@@ -202,12 +202,10 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 }
 
-/// The tag of an address.
 fn tag_of(data: *const ()) -> usize {
     data.addr() & (TAGS - 1)
 }
 
-/// The address without its tag.
 fn untagged<T>(data: *const ()) -> *const TaskWaker<T> {
     data.map_addr(|address| address & !(TAGS - 1)).cast()
 }

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 /// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
 pub type Tag = NonZeroU64;
 
-/// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampleRequest {
     pub period_ns: u64,
@@ -30,7 +29,6 @@ pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
 /// The most bytes of a stack that are copied for a sample: what fits into one perf record.
 pub const MAX_STACK_COPIED: u32 = 65_448;
 
-/// A thread's own stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStack {
     pub(crate) bounds: Range<u64>,
@@ -39,7 +37,6 @@ pub struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// A stack whose bounds are not known.
     pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
 }
 
@@ -83,7 +80,6 @@ impl OsThread {
     }
 }
 
-/// What the kernel says of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadStat {
     pub thread: OsThread,
@@ -226,7 +222,6 @@ filtered_syscalls! {
     MemfdCreate "memfd_create"
 }
 
-/// A thread that is blocked in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked {
     pub call: Call,
@@ -235,7 +230,6 @@ pub struct Blocked {
     pub pc: u64,
 }
 
-/// What a thread is blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(dead_code, reason = "only Linux reports it")]
 pub enum Call {
@@ -280,7 +274,6 @@ pub(crate) struct MappedPart {
     pub(crate) file_offset: u64,
 }
 
-/// How often modules have been loaded and unloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleLoads {
     pub(crate) loaded: u64,
@@ -293,7 +286,6 @@ pub(crate) struct ModuleList {
     pub(crate) modules: Vec<LoadedModule>,
     /// How many of them the loader lists. These are the first, in the order in which they were loaded.
     pub(crate) listed: usize,
-    /// Whether the files of modules were found out.
     pub(crate) has_files: bool,
 }
 
@@ -312,7 +304,6 @@ pub struct MappedFile {
 pub enum NoFile {
     /// The mappings were not read, since that took too long shortly before.
     NotRead,
-    /// The mappings cannot be read.
     Unreadable(String),
     /// The memory of the module comes from no file.
     NotMapped,
@@ -332,7 +323,6 @@ pub struct Schedstat {
     pub(crate) cpu_ns: u64,
     /// For how long it could have run and had no CPU, also when its control group was throttled. Counts when that ends.
     pub run_delay_ns: u64,
-    /// How often it got a CPU.
     pub(crate) runs: u64,
 }
 

@@ -14,7 +14,6 @@ use super::allocator::TakeSample;
 pub struct CommonWords {
     /// The number of layers that profile spans. The child of a fork has none.
     pub(super) users: AtomicU32,
-    /// See [`fork_generation`](super::fork_generation).
     pub(super) fork_generation: AtomicU32,
     /// See [`Position::fixed`](super::Position::fixed).
     pub(super) never_moves: AtomicU64,
@@ -44,15 +43,21 @@ pub static WORDS: CommonWords = CommonWords {
     take_sample: OnceLock::new(),
 };
 
-/// A number that is greater in a forked child than in its parent, once [`watch_forks`](super::watch_forks) was called.
-///
-/// In a child neither the layer's threads nor its rings exist, and locks of threads that do not exist there may be held
-/// forever. Code that finds another number than its state was created under must not touch that state.
-///
-/// A child made by a bare `clone` system call that shares no memory is not detected.
-#[inline(always)]
-pub fn fork_generation() -> u32 {
-    WORDS.fork_generation.load(Ordering::Relaxed)
+/// Forks of the process.
+#[derive(Debug)]
+pub struct Forks;
+
+impl Forks {
+    /// A number that is greater in a forked child than in its parent, once [`Self::watch`] was called.
+    ///
+    /// In a child neither the layer's threads nor its rings exist, and locks of threads that do not exist there may be held
+    /// forever. Code that finds another number than its state was created under must not touch that state.
+    ///
+    /// A child made by a bare `clone` system call that shares no memory is not detected.
+    #[inline(always)]
+    pub fn generation() -> u32 {
+        WORDS.fork_generation.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

@@ -44,7 +44,6 @@ pub(super) struct FrameToUnwind {
     pub(super) sp: u64,
 }
 
-/// How a walk up the stack ended.
 pub(super) enum Stop {
     At(UnwindEnd),
     /// After the frame of a signal, which proves that the frames below it are those of its handler.

@@ -14,7 +14,6 @@ use super::signal::last_error;
 use super::texts::field;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
 
-/// The source of [`read_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TickSource {
     /// The time stamp counter (x86-64) or the virtual count register (aarch64).

@@ -20,7 +20,6 @@ use crate::sys::types::{FileIdentity, LoadedModule, MappedFile, MappedPart};
 pub(super) struct MapLine<'a> {
     addresses: Range<u64>,
     is_executable: bool,
-    /// Where the mapping begins in its file.
     offset: u64,
     identity: FileIdentity,
     path: &'a [u8],
@@ -135,7 +134,6 @@ pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<Vec<Option<Ma
     Ok(files)
 }
 
-/// The file that is mapped at an address.
 pub(super) fn file_at(address: u64) -> Option<MappedFile> {
     let mut found = None;
     let is_read = visit(|mapping| {
@@ -147,24 +145,26 @@ pub(super) fn file_at(address: u64) -> Option<MappedFile> {
     is_read.ok().and(found)
 }
 
-/// A file as it is mapped now, if it is, and a link to it that needs privileges.
-pub fn mapped_now(file: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> {
-    let mut found = None;
-    visit(|mapping| {
-        if mapping.identity == file {
-            let Range { start, end } = mapping.addresses;
-            let link = format!("/proc/self/map_files/{start:x}-{end:x}");
-            found = Some((mapping.file(), PathBuf::from(link)));
-        }
-        found.is_none()
-    })?;
-    Ok(found)
-}
+impl MappedFile {
+    /// A file as it is mapped now, if it is, and a link to it that needs privileges.
+    pub fn now(file: FileIdentity) -> io::Result<Option<(Self, PathBuf)>> {
+        let mut found = None;
+        visit(|mapping| {
+            if mapping.identity == file {
+                let Range { start, end } = mapping.addresses;
+                let link = format!("/proc/self/map_files/{start:x}-{end:x}");
+                found = Some((mapping.file(), PathBuf::from(link)));
+            }
+            found.is_none()
+        })?;
+        Ok(found)
+    }
 
-/// Whether mappings of this file have that identity. On overlayfs and btrfs, they can have another than the file itself.
-pub fn is_mapped_as(file: &File, expected: FileIdentity) -> bool {
-    let is_equal = identity(file).is_ok_and(|identity| identity == expected);
-    is_equal || identity_when_mapped(file) == Some(expected)
+    /// Whether mappings of this file have that identity. On overlayfs and btrfs, they can have another than the file itself.
+    pub fn is_mapped_as(file: &File, expected: FileIdentity) -> bool {
+        let is_equal = identity(file).is_ok_and(|identity| identity == expected);
+        is_equal || identity_when_mapped(file) == Some(expected)
+    }
 }
 
 fn identity_when_mapped(file: &File) -> Option<FileIdentity> {
@@ -246,14 +246,14 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         assert_eq!((&found.path, found.is_deleted), (&path, false));
         let file = File::open(&path).unwrap();
-        assert!(is_mapped_as(&file, found.identity));
+        assert!(MappedFile::is_mapped_as(&file, found.identity));
         assert_eq!(identity_when_mapped(&file), Some(found.identity));
-        assert_eq!(mapped_now(found.identity).unwrap().unwrap().0.path, path);
+        assert_eq!(MappedFile::now(found.identity).unwrap().unwrap().0.path, path);
         let other = File::open("/proc/self/exe").unwrap();
-        assert!(is_mapped_as(&other, found.identity));
-        assert!(!is_mapped_as(&tempfile::tempfile().unwrap(), found.identity));
+        assert!(MappedFile::is_mapped_as(&other, found.identity));
+        assert!(!MappedFile::is_mapped_as(&tempfile::tempfile().unwrap(), found.identity));
         assert_eq!(file_at(0), None);
         let none = FileIdentity { inode: u64::MAX, ..found.identity };
-        assert!(mapped_now(none).unwrap().is_none());
+        assert!(MappedFile::now(none).unwrap().is_none());
     }
 }

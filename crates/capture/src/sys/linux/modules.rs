@@ -75,7 +75,6 @@ fn find_files(modules: &mut [LoadedModule]) -> bool {
 struct Listing {
     loads: ModuleLoads,
     found: Vec<Found>,
-    /// The names of all modules, in turn.
     names: Vec<u8>,
     /// What there was, whether there was room for it or not.
     modules_needed: usize,

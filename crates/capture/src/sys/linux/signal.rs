@@ -125,7 +125,6 @@ fn signalfd_masks() -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether the signal has no other handler.
 fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
     [libc::SIG_DFL, libc::SIG_IGN, handler as usize].contains(&action.sa_sigaction)
 }

@@ -55,7 +55,7 @@ const TAG_AT: usize = 28;
 static WITHOUT_ROOM: AtomicU64 = AtomicU64::new(0);
 
 /// The number of those since the last call.
-pub fn take_signals_without_room() -> u64 {
+pub(crate) fn take_signals_without_room() -> u64 {
     WITHOUT_ROOM.swap(0, Ordering::Relaxed)
 }
 
