@@ -597,7 +597,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_758;
+const TOTAL: usize = 59_757;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -618,7 +618,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "references", 749),
     (".", "report", 1335),
     (".", "sinks", 1957),
-    (".", "span", 5195),
+    (".", "span", 5194),
     (".", "symbols", 1993),
     (".", "threads", 2702),
     (".", "watch", 1274),

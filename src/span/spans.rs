@@ -19,10 +19,9 @@ use super::slot::{
 };
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
-use crate::facts::Allocations;
 use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
-use crate::sys::{Clock, SuspendCounting};
+use crate::sys::{Allocations, Clock, SuspendCounting};
 
 /// All open profiled spans of a layer. What each hook reads comes first: the end of the clock, the beginning of the table,
 /// and what is between them.
