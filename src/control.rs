@@ -73,7 +73,7 @@ impl Control {
             gate: Gate::new(),
             unreached: Arc::default(),
             engine: OnceLock::new(),
-            made_in: sys::fork_generation(),
+            made_in: sys::Forks::generation(),
             made_by: std::process::id(),
             ending: Arc::default(),
             switch: Mutex::new(Switch {
@@ -101,7 +101,7 @@ impl Control {
         let (builder, rules) = (None, Rules::default());
         let switch = Switch { builder, rules, failed: None, is_disabled: false };
         Arc::new(Self {
-            made_in: sys::fork_generation(),
+            made_in: sys::Forks::generation(),
             made_by: std::process::id(),
             ending: Arc::default(),
             gate: engine.gate,
@@ -116,7 +116,7 @@ impl Control {
 
     /// Whether this is the process that built it, not a forked child.
     pub(crate) fn is_here(&self) -> bool {
-        self.made_in == sys::fork_generation()
+        self.made_in == sys::Forks::generation()
     }
 
     /// Called in the child of a fork. Logs that profiling has ended if the parent that built the layer has exited and

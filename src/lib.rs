@@ -125,7 +125,7 @@ mod threads;
 pub mod tower;
 mod watch;
 
-use tracing_profiling_capture::{budget, drain, host, sampler, sys, unwind};
+use tracing_profiling_capture::{budget, drain, sampler, sys, unwind};
 #[doc(inline)]
 pub use tracing_profiling_profile::{compare, encode, profile};
 use tracing_profiling_profile::{facts, ids, redact, text};

@@ -17,7 +17,7 @@ use crate::sys;
 /// second subscriber makes `tracing` ask all that it knows of.
 pub(crate) fn refresh_interest(own: Option<Dispatch>, then: impl FnOnce() + Send + 'static) {
     let refresh = move || {
-        sys::log_between_forks(|| match &own {
+        sys::Forks::log_between(|| match &own {
             Some(own) => {
                 tracing::dispatcher::with_default(own, tracing::callsite::rebuild_interest_cache);
             }

@@ -20,6 +20,7 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::{OtelSettings, UnreachedSpans};
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter, ShutdownResult};
 use crate::references::References;
+use crate::report;
 use crate::sampler::Sampler;
 use crate::sinks::{Heap, Sinks, Store};
 use crate::span::{Spans, spawn_ignored};
@@ -83,7 +84,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
     let (jobs, to_do) = channel::unbounded();
     let gate = parts.gate;
     let publishing = parts.publishing;
-    let (mut source_line, is_warning) = parts.source.describe();
+    let (mut source_line, is_warning) = report::source::source(&parts.source);
     if cfg!(not(feature = "symbols")) {
         source_line += "; addresses have no names because the feature `symbols` is off";
     }

@@ -420,8 +420,6 @@ counters! {
         refused_other,
         /// Times that a profile of the process could not list its threads, as without `/proc`.
         unlisted,
-        /// For how long threads ran while a source sampled them that has never given a sample.
-        silent_ns,
     }
 
     /// The sampler and the collector thread.

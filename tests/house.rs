@@ -139,13 +139,13 @@ const LAYERS: &[&[&str]] = &[
     &["layers"],
     // Of the crates below.
     &["compare", "encode", "export", "facts", "ids", "profile", "redact", "text"],
-    &["budget", "drain", "host", "sampler", "sys", "unwind"],
+    &["budget", "drain", "sampler", "sys", "unwind"],
 ];
 
 /// The crate of the sampling profiler, and its modules from top to bottom.
 const CAPTURE: &str = "crates/capture/src";
 const LAYERS_OF_CAPTURE: &[&[&str]] =
-    &[&["profiler"], &["drain"], &["unwind"], &["host", "sampler"], &["budget", "sys"]];
+    &[&["profiler"], &["drain"], &["unwind"], &["sampler"], &["budget", "sys"]];
 
 /// The crate of profiles, and its modules from top to bottom.
 const PROFILE: &str = "crates/profile/src";
@@ -608,17 +608,17 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 60_161;
+const TOTAL: usize = 59_717;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3317),
-    (".", "allocations", 241),
+    (".", "(top)", 3316),
+    (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1696),
-    (".", "collect", 1085),
+    (".", "collect", 1086),
     (".", "config", 1045),
-    (".", "engine", 970),
+    (".", "engine", 969),
     (".", "history", 488),
     (".", "inbox", 275),
     (".", "intake", 538),
@@ -626,24 +626,23 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "otel", 1217),
     (".", "publish", 2073),
     (".", "references", 772),
-    (".", "report", 1186),
+    (".", "report", 1335),
     (".", "sinks", 1957),
     (".", "span", 5194),
     (".", "symbols", 1993),
-    (".", "threads", 2704),
-    (".", "watch", 1275),
-    ("crates/capture", "(top)", 231),
-    ("crates/capture", "drain", 1020),
-    ("crates/capture", "host", 257),
-    ("crates/capture", "sampler", 2718),
-    ("crates/capture", "sys", 6559),
-    ("crates/capture", "unwind", 3045),
+    (".", "threads", 2702),
+    (".", "watch", 1274),
+    ("crates/capture", "(top)", 229),
+    ("crates/capture", "drain", 1008),
+    ("crates/capture", "sampler", 2252),
+    ("crates/capture", "sys", 6464),
+    ("crates/capture", "unwind", 3030),
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),
     ("crates/profile", "compare", 1169),
     ("crates/profile", "encode", 2546),
-    ("crates/profile", "export", 1128),
-    ("crates/profile", "facts", 1095),
+    ("crates/profile", "export", 1129),
+    ("crates/profile", "facts", 1350),
     ("crates/profile", "profile", 3635),
     ("crates/profile", "redact", 376),
     ("crates/server", "(top)", 1357),

@@ -775,33 +775,6 @@ fn a_library_in_memory_has_its_names_while_its_descriptor_is_open() {
     });
 }
 
-/// The loader lists only the libraries of its caller's namespace.
-#[cfg(target_env = "gnu")]
-#[test]
-fn a_library_in_another_namespace_has_its_names() {
-    in_child("a_library_in_another_namespace_has_its_names", |dir| {
-        for (id, option) in [("with", WITH_ID), ("without", WITHOUT_ID)] {
-            let (setup, log) = logged();
-            let file = format!("spaced_{id}.so");
-            let path = dir.join(&file);
-            build_with(&path, option, &[("first_function", 1)]);
-            let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-            // SAFETY: the library was built above and has no initializers or finalizers.
-            let library =
-                unsafe { libc::dlmopen(libc::LM_ID_NEWLM, path.as_ptr(), libc::RTLD_NOW) };
-            assert!(!library.is_null());
-            // SAFETY: a handle, which libloading takes over.
-            let library = unsafe { libloading::os::unix::Library::from_raw(library) };
-            let library = Loaded(ManuallyDrop::new(library.into()));
-            let profile = profile(&setup, || library.burn("first_function"));
-            let found = functions_in(&profile, &file);
-            assert!(found.keys().eq(["first_function"]), "{found:?}");
-            assert!(support::points_in(&profile, "burn") >= found["first_function"]);
-            assert_eq!(log.warnings("WARN"), 0);
-        }
-    });
-}
-
 /// Nothing is at its path, but that is no proof that it was replaced.
 #[test]
 fn a_library_that_chroot_hides_is_not_said_to_be_replaced() {

@@ -94,7 +94,7 @@ fn choose_sample_bytes() {
     };
     let mut bytes = shortest();
     loop {
-        sys::sample_allocations(bytes, take);
+        SampledAllocation::take_each(bytes, take);
         // Another layer may have come or gone, and have chosen before.
         let now = shortest();
         if now == bytes {
@@ -149,7 +149,7 @@ impl LayerAllocations {
     /// Tracks the live heap from now on, if it is to do that and no other layer does.
     pub(crate) fn claim_heap(&self) {
         if self.can_claim_heap() && change_heap_layer(0, CHANGING) {
-            sys::track_blocks(true);
+            sys::TrackedBlock::track(true);
             HEAP_LAYER.store(self.spans.layer(), Ordering::SeqCst);
             // It may have ended in the meantime.
             if !self.is_active.load(Ordering::SeqCst) {
@@ -160,7 +160,7 @@ impl LayerAllocations {
 
     fn release_heap(&self) {
         if change_heap_layer(self.spans.layer(), CHANGING) {
-            sys::track_blocks(false);
+            sys::TrackedBlock::track(false);
             HEAP_LAYER.store(0, Ordering::SeqCst);
         }
     }
@@ -171,7 +171,9 @@ impl LayerAllocations {
 
     /// Whether it is to track the live heap.
     pub(crate) fn wants_heap(&self) -> bool {
-        self.settings.tracks_heap && self.settings.sample_bytes > 0 && sys::can_sample()
+        self.settings.tracks_heap
+            && self.settings.sample_bytes > 0
+            && SampledAllocation::can_be_taken()
     }
 
     pub(crate) fn tracks_heap(&self) -> bool {

@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::intake::{Intake, SampledClocks};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{MappingId, Profile, ProfileId};
+use crate::report;
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::stats::Counters;
 use crate::threads::Threads;
@@ -90,14 +91,13 @@ impl ContinuousProfiler {
             // To begin again, if it is wanted.
             engine.waker.wake();
         } else if wanted > 0 && self.window.is_none() {
-            if let Some(line) = intake.source.describe_no_continuous() {
+            if let Some(line) = report::source::no_continuous(&intake.source) {
                 self.event = Some(LogEvent::warning(LogKind::ContinuousOff, line));
                 // Until it is asked for again.
                 let rate = &engine.commands.process.continuous_rate;
                 _ = rate.compare_exchange(wanted, 0, Relaxed, Relaxed);
                 return None;
             }
-            intake.source.expect_timers();
             intake.clocks = SampledClocks::now();
             threads.set_process(Why::Continuous, Some(1_000_000_000 / u64::from(wanted)));
             intake.sinks.continuous = Some(ProcessSamples::new());

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
+use crate::facts::Allocations;
 use crate::log::{LogEvent, LogKind};
 use crate::report::{self, ForbiddenCalls};
 use crate::sinks::Losses;
-use crate::sys;
 
 /// At most one line in this time states how many kept spans have none.
 const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ impl Logged {
         let is_counting = engine.gate.counts_allocations() || engine.callsites.are_off();
         if is_counting
             && std::mem::replace(&mut self.checked_rules, generation) != generation
-            && !sys::counts_allocations()
+            && !Allocations::are_counted()
         {
             let wanted = [
                 (engine.callsites.judge_allocations(), report::NOT_COUNTED),
@@ -106,7 +106,8 @@ impl Logged {
         if let Some(why) = engine.source.sampler.unsampled()
             && self.is_first(LogKind::ThreadsUnsampled)
         {
-            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, why));
+            let text = report::source::unsampled(why);
+            events.push(LogEvent::warning(LogKind::ThreadsUnsampled, text));
         }
         let is_nothing_seen = engine.spans.seen() == 0;
         if self.first_look.is_none()

@@ -73,7 +73,7 @@ pub(crate) fn start(
     let most_reserved = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
     let mut warnings = builder.warnings;
-    let no_heap = if !sys::can_sample() {
+    let no_heap = if !sys::SampledAllocation::can_be_taken() {
         Some("that needs Linux on x86-64 or aarch64")
     } else if builder.alloc_sample_interval == 0 {
         Some("TRACING_PROFILING_ALLOC_SAMPLE_INTERVAL is 0: remove it for its default of 524288")

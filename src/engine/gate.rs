@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::sys;
+use crate::facts::Allocations;
 
 /// One word that tells the hooks of a layer whether they have anything to do.
 ///
@@ -80,8 +80,8 @@ impl Gate {
     /// Sets whether what spans allocate is counted. Not after the gate is closed.
     pub(crate) fn set_counts_allocations(&self, counts: bool) {
         match (self.counts_allocations.swap(counts, Ordering::SeqCst), counts) {
-            (false, true) => sys::begin_counting(),
-            (true, false) => sys::end_counting(),
+            (false, true) => Allocations::begin_counting(),
+            (true, false) => Allocations::end_counting(),
             _ => {}
         }
         if counts && self.state.load(Ordering::SeqCst) & OPEN == 0 {
@@ -100,7 +100,6 @@ impl Gate {
 
     /// Called in the child of a fork, so it only stores to memory.
     pub(crate) fn close_all() {
-        sys::forget_counting();
         let mut place = &FIRST;
         while let Some(gate) = place.get() {
             gate.counts_allocations.store(false, Ordering::Relaxed);

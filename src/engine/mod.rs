@@ -21,7 +21,7 @@ use crate::allocations::{self, LayerAllocations};
 use crate::awaits::{self, LayerAwaits};
 use crate::error::Error;
 use crate::facts::format::place_of;
-use crate::facts::{Facts, Reason, Reasons, TimeBreakdown};
+use crate::facts::{Allocations, Facts, Reason, Reasons, TimeBreakdown};
 use crate::ids::hash_of;
 use crate::keep::{
     Callsite, Callsites, FieldValues, KeptSpan, NoProfile, ProfileAdmission, Rules, SpanLink,
@@ -35,6 +35,7 @@ use crate::profile::ProfileId;
 use crate::publish::PublishState;
 use crate::references::{ClosedReference, CohortHash, Moment, Throw};
 use crate::refresh::refresh_interest;
+use crate::report;
 use crate::sampler::Sampler;
 use crate::span::{
     ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
@@ -72,7 +73,7 @@ pub(crate) struct Engine {
 impl Engine {
     /// From now on, forked children close the gates of all layers.
     pub(crate) fn disable_in_children() {
-        sys::on_fork(|| {
+        sys::Forks::on_each(|| {
             forget_this_thread();
             Gate::close_all();
             awaits::forget_all();
@@ -108,7 +109,7 @@ impl Engine {
     }
 
     pub(crate) fn is_heap_tracked(&self) -> bool {
-        self.allocations.tracks_heap() && sys::counts_allocations()
+        self.allocations.tracks_heap() && Allocations::are_counted()
     }
 
     /// Tracks the heap if no other layer does. Once rules are off and all spans closed, nothing counts allocations.
@@ -495,16 +496,15 @@ pub(crate) struct RunningSource {
 impl RunningSource {
     pub(crate) fn describe(&self) -> String {
         let found = &self.line.message;
-        self.sampler.unsampled().map_or_else(|| found.clone(), |why| format!("{found}; {why}"))
+        let more = self.sampler.unsampled().map(report::source::unsampled);
+        more.map_or_else(|| found.clone(), |why| format!("{found}; {why}"))
     }
 
     /// Why a span has no samples.
     pub(crate) fn without_samples(&self, account: &TimeBreakdown) -> NoProfile {
         if self.sampler.is_refused() {
             NoProfile::SamplingUnavailable
-        } else if self.sampler.is_silent()
-            || account.has_no_sampled_time() && self.sampler.unsampled().is_some()
-        {
+        } else if account.has_no_sampled_time() && self.sampler.unsampled().is_some() {
             NoProfile::ThreadsNotSampled
         } else {
             NoProfile::NoSamples

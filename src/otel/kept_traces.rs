@@ -132,7 +132,7 @@ impl<P: SpanProcessor + 'static> KeptTraces<P> {
             || HeldTraces::start(self.choice, self.bounds, Arc::clone(&self.next) as Arc<_>);
         let held = self.held.get_or_init(start).as_deref();
         // In the child of a fork, its locks may be held forever.
-        held.filter(|held| held.made_in == sys::fork_generation())
+        held.filter(|held| held.made_in == sys::Forks::generation())
     }
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn keep_traces_begun_in(spans: impl Fn(InnermostSpan) -> bool) {
 /// The processors of this process. The lock is not held while they are used, since a further one may start then.
 fn all_here() -> Vec<Arc<HeldTraces>> {
     let Some(all) = ALL.try_read_for(PAUSE) else { return Vec::new() };
-    let here = |held: &Arc<HeldTraces>| held.made_in == sys::fork_generation();
+    let here = |held: &Arc<HeldTraces>| held.made_in == sys::Forks::generation();
     all.iter().filter_map(Weak::upgrade).filter(here).collect()
 }
 
@@ -342,13 +342,13 @@ impl HeldTraces {
         if choice.threshold() == 0 {
             return None;
         }
-        sys::watch_forks();
+        sys::Forks::watch();
         let held = Arc::new(Self {
             shards: Default::default(),
             choice,
             least: bytes.div_ceil(spans).saturating_sub(size_of::<SpanData>()),
             outbox: SpanOutbox::start(bytes, next)?,
-            made_in: sys::fork_generation(),
+            made_in: sys::Forks::generation(),
         });
         let mut all = ALL.write();
         all.retain(|held| held.strong_count() > 0);

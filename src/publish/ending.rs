@@ -30,13 +30,13 @@ pub(crate) struct ShutdownResult {
 impl ShutdownResult {
     /// The second value is dropped by the thread that delivers, at its end.
     pub(crate) fn new(reporter: Weak<Reporter>) -> (Self, Sender<Infallible>) {
-        let ((delivers, is_over), made_in) = (channel::bounded(0), sys::fork_generation());
+        let ((delivers, is_over), made_in) = (channel::bounded(0), sys::Forks::generation());
         (Self { answer: OnceLock::new(), is_over, reporter, made_in }, delivers)
     }
 
     pub(crate) fn wait(&self, deadline: Instant) -> FlushResult {
         // Locks may be held forever there.
-        if self.made_in != sys::fork_generation() {
+        if self.made_in != sys::Forks::generation() {
             return Err(FlushError::Forked);
         }
         let _uncounted = SuspendCounting::begin();

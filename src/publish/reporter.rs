@@ -147,7 +147,7 @@ impl Reporter {
             Some(dispatch) => tracing::dispatcher::with_default(&dispatch, event),
             None => event(),
         };
-        _ = catch_unwind(AssertUnwindSafe(|| sys::log_between_forks(write)));
+        _ = catch_unwind(AssertUnwindSafe(|| sys::Forks::log_between(write)));
     }
 
     /// What waits for the log.

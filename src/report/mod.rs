@@ -3,6 +3,7 @@
 pub(crate) mod kept_event;
 mod kept_fields;
 mod profile;
+pub(crate) mod source;
 pub(crate) mod starved;
 
 use crate::facts::format;

@@ -17,7 +17,7 @@ use crate::profile::{
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
-use crate::sys::{self, FilteredSyscall};
+use crate::sys::FilteredSyscall;
 use crate::text::ShortBytes;
 
 /// Shorter times are left out of texts.
@@ -407,7 +407,7 @@ pub(crate) struct ForbiddenCalls(usize);
 impl ForbiddenCalls {
     /// The log event, if there are more than before.
     pub(crate) fn event(&mut self) -> Option<LogEvent> {
-        let calls: Vec<_> = sys::forbidden_calls().collect();
+        let calls: Vec<_> = FilteredSyscall::forbidden().collect();
         if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
             return None;
         }

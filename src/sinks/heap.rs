@@ -83,7 +83,7 @@ impl Heap {
     fn in_use(&mut self) -> HashMap<StoredStack, Total> {
         let mut in_use: HashMap<_, Total> = HashMap::new();
         self.blocks.retain(|place, block| {
-            let is_in_use = sys::is_in_use(sys::TrackedBlock { place: *place, uses: block.uses });
+            let is_in_use = sys::TrackedBlock { place: *place, uses: block.uses }.is_in_use();
             if is_in_use {
                 in_use.entry(block.stack).or_default().add(block.total);
             }

@@ -1,6 +1,6 @@
 //! The stack of a thread at one moment.
 
-use crate::sys::{self, Call, OsThread};
+use crate::sys::{Call, OsThread};
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ impl Holder {
     /// Who holds the lock for which thread `tid` waits, if the lock states it.
     pub(crate) fn stated_by(call: Call, tid: u32) -> Option<Self> {
         // The thread itself if it has the lock by now.
-        let owner = sys::owner_of_lock(call).filter(|owner| *owner != tid)?;
-        let thread = sys::own_thread(owner);
+        let owner = call.lock_owner().filter(|owner| *owner != tid)?;
+        let thread = OsThread::of(owner);
         Some(Self { thread, span: Self::NO_SPAN, is_inferred: false })
     }
 }

@@ -14,7 +14,7 @@ use super::usage_read::UsageRead;
 use super::{RegistryId, SpanKey};
 use crate::facts::Allocations;
 use crate::sampler::{NEVER, SamplingSession, ThreadShared, ThreadSource};
-use crate::sys::{self, Position, SuspendCounting, allocated_here};
+use crate::sys::{self, Position, SuspendCounting};
 
 thread_local! {
     /// Set on the layer's own threads, and on threads whose thread-locals have been destroyed. Hooks do nothing there.
@@ -390,7 +390,7 @@ impl ThreadState {
     /// Whether the thread has allocated or freed anything since the last hook.
     #[inline(always)]
     pub(super) fn has_allocated(&self) -> bool {
-        calls(allocated_here()) != self.allocator_calls
+        calls(Allocations::here()) != self.allocator_calls
     }
 
     /// Notes what the thread has allocated until now. Returns what it had at the last hook.

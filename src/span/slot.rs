@@ -13,7 +13,7 @@ use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, O
 use super::sample_counts::{AtomicSampleCounts, SampleCounts};
 use super::{Plan, RegistryId, SpanKey};
 use crate::facts::{Allocations, TimeBreakdown};
-use crate::sys::{Clock, counts_allocations};
+use crate::sys::Clock;
 
 /// An unaged span has no known on-CPU time in the worst case. This limits the unknown time to about a hundredth of the
 /// rule's threshold.
@@ -583,7 +583,7 @@ impl Slot {
         let idle = idle.min(wall.saturating_sub(owner));
         let key = self.key().unwrap_or(SpanKey::MIN);
         let account = self.counts.account(clock, key, wall, entered_ticks, idle);
-        let allocations = counts_allocations();
+        let allocations = Allocations::are_counted();
         let account = TimeBreakdown {
             after_last_exit_ns: clock.ns(last_gap),
             other_spans_ns: clock.ns(self.counts.suspended(now)),

@@ -21,7 +21,7 @@ use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{AttachThreads, NEVER};
 use crate::stats::Counters;
-use crate::sys::{Clock, SuspendCounting, allocated_here, is_uncounted};
+use crate::sys::{Allocations, Clock, SuspendCounting};
 
 /// All open profiled spans of a layer. What each hook reads comes first: the end of the clock, the beginning of the table,
 /// and what is between them.
@@ -410,10 +410,10 @@ impl Spans {
     #[inline(never)]
     fn add_allocations(&self, state: &mut ThreadState) {
         // While the layer runs code of the program (that formats a field), nothing counts.
-        if is_uncounted() {
+        if SuspendCounting::is_active() {
             return;
         }
-        let now = allocated_here();
+        let now = Allocations::here();
         let before = state.note_allocated(now);
         let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
         if let Some((id, key)) = top

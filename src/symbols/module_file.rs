@@ -78,7 +78,7 @@ pub(super) fn open_loaded(module: &Module) -> Result<LoadedFile, SymbolProblem> 
     if let Some(file) = known.into_iter().find_map(|path| open_at(path)) {
         return Ok(LoadedFile { file, is_protected: false });
     }
-    let now = sys::mapped_now(mapped.identity);
+    let now = MappedFile::now(mapped.identity);
     let paths = now.iter().flatten().flat_map(|(now, link)| [&now.path, link]);
     let mut found = paths.filter_map(|path| open(path).ok());
     if let Some(file) = found.find(|file| is_loaded(file, module, mapped)) {
@@ -106,7 +106,7 @@ fn is_loaded(file: &File, module: &Module, mapped: &MappedFile) -> bool {
         _ => true,
     };
     let is_it = || module.build_id.as_ref().is_none_or(is_its_id) && has_content();
-    sys::is_mapped_as(file, mapped.identity) && is_it()
+    MappedFile::is_mapped_as(file, mapped.identity) && is_it()
 }
 
 #[cfg(test)]

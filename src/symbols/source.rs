@@ -59,7 +59,7 @@ impl Origin<'_> {
     fn is_mapped(self) -> bool {
         let Self::Overwritable(module) = self else { return matches!(self, Self::Protected) };
         let file = module.file.as_ref();
-        file.is_ok_and(|file| matches!(sys::mapped_now(file.identity), Ok(Some(_))))
+        file.is_ok_and(|file| matches!(sys::MappedFile::now(file.identity), Ok(Some(_))))
     }
 }
 

@@ -228,7 +228,7 @@ impl Symbolizer {
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
-        let most_bytes = crate::host::memory_left().unwrap_or(u64::MAX) / 4;
+        let most_bytes = crate::facts::memory_left().unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {

@@ -122,7 +122,7 @@ fn possible_holders(
         if found.is_empty() {
             continue;
         }
-        let (thread, span) = (sys::own_thread(tid), Holder::NO_SPAN);
+        let (thread, span) = (sys::OsThread::of(tid), Holder::NO_SPAN);
         for (lock, OnStack { times, .. }) in found {
             let holder = HolderCandidate { thread, span, blocked_cpu_ns, is_in_other_futex, times };
             holders.entry(lock).or_default().push(holder);

@@ -48,7 +48,7 @@ fn inspect_once(
     tid: u32,
 ) -> Option<InspectedThread> {
     let cpu_ns = sys::cpu_ns_of(tid);
-    let ThreadStat { thread, state, .. } = sys::stat_of(tid).ok()?;
+    let ThreadStat { thread, state } = ThreadStat::of(tid).ok()?;
     let span = shared.and_then(ThreadShared::span);
     let mut stack = Stack::new();
     let by_state = match state {
@@ -60,7 +60,7 @@ fn inspect_once(
     };
     let (mut activity, mut has_moved) = (ThreadActivity::Running, false);
     // Of this thread, the system would say that it is in the call that asks.
-    let blocked = if tid == sys::current_tid() { Ok(None) } else { sys::blocked(tid) };
+    let blocked = if tid == sys::current_tid() { Ok(None) } else { Blocked::of(tid) };
     match blocked {
         Ok(Some(Blocked { call, sp, pc })) => {
             let is_copied = intake.copy_blocked(sp);

@@ -31,8 +31,8 @@ impl BlockedThread {
             return None;
         }
         let cpu_ns = sys::cpu_ns_of(tid)?;
-        let Blocked { call, sp, .. } = sys::blocked(tid).ok()??;
-        let owner = sys::owner_of_lock(call);
+        let Blocked { call, sp, .. } = Blocked::of(tid).ok()??;
+        let owner = call.lock_owner();
         let futex = futex_of(call);
         let lock = futex.and_then(|futex| {
             if owner.is_some() { Some(futex) } else { lock_at(futex, sp, mappings) }

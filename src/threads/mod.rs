@@ -203,10 +203,9 @@ impl Threads {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
             self.reading.used_ns += took;
         }
-        let missed = sys::take_signals_without_room();
+        let missed = intake.source.take_missed_signals();
         if missed > 0 {
             Counters::add(&intake.counters.samples.dropped_signal_stack_full, missed);
-            intake.source.note_missed_signals();
         }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
@@ -225,8 +224,6 @@ impl Threads {
         if now.duration_since(self.checked) >= CHECK_INTERVAL {
             self.checked = now;
             has_ended = self.check_signals(intake);
-            let attached = self.sampled.iter().map(|one| (one.thread(), &*one.cursor.session));
-            intake.source.check_silence(attached);
             self.check_budget(intake);
             sys::read_filters();
         }

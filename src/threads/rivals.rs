@@ -67,7 +67,7 @@ impl Rivals {
         for tid in listed {
             if let Some(cpu_ns) = sys::cpu_ns_of(tid) {
                 let time = CpuTime { time_ns: now_ns, cpu_ns, sampled_ns: 0 };
-                let new = || (sys::own_thread(tid).name(), CpuTimes::default());
+                let new = || (sys::OsThread::of(tid).name(), CpuTimes::default());
                 self.threads.entry(tid).or_insert_with(new).1.note(time);
             }
         }

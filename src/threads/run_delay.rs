@@ -56,7 +56,7 @@ impl RunDelayReader {
                 self.note_left_out(scanner);
                 return;
             }
-            match sys::open_schedstat(cursor.thread.tid()) {
+            match Schedstat::open(cursor.thread.tid()) {
                 Ok(file) => {
                     self.file = Some(file);
                     scanner.run_delay_files += 1;
@@ -73,7 +73,7 @@ impl RunDelayReader {
         let Some(file) = &self.file else { return };
         // Before it is read, so that nothing that is read is later.
         let at = scanner.intake.clock().now();
-        match sys::schedstat(file) {
+        match Schedstat::read(file) {
             Ok(read) => {
                 let ran_at = match self.last {
                     Some((same, _, ran_at)) if same == read => ran_at,

@@ -13,7 +13,7 @@ use crate::drain::ThreadCursor;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::profile::SampleKind;
-use crate::sampler::{SHORT_NS, SwitchRing, ThreadShared};
+use crate::sampler::{SwitchRing, ThreadShared};
 use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, StackLeaf};
 use crate::span::SpanKey;
 use crate::stats::Counters;
@@ -31,7 +31,7 @@ const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// The waiting scan interval without switch records. Ends of waits and starts of the next are known to half of that.
 const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
-const _: () = assert!(SHORTEST_WAIT.as_nanos() == SHORT_NS.end as u128);
+const _: () = assert!(SHORTEST_WAIT.as_nanos() == SwitchRing::SHORT_NS.end as u128);
 /// A short wait that is captured represents this many others at most.
 const MAX_SKIPPED: u64 = 256;
 
@@ -82,7 +82,7 @@ impl CaptureBudget {
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
     fn note_unseen(&mut self, error: &io::Error, is_blocked: Option<bool>) {
         // A thread that has ended cannot be, either.
-        if !self.has_noted_unseen && sys::blocked(sys::current_tid()).is_err() {
+        if !self.has_noted_unseen && Blocked::of(sys::current_tid()).is_err() {
             self.has_noted_unseen = true;
             self.unseen = Some(unseen(error, is_blocked.is_some()));
         }
@@ -239,7 +239,7 @@ impl BlockDetector {
         if let Some((since_ns, proof, passed_delay)) = since {
             let waited_ns = scanner.now_ns.saturating_sub(since_ns);
             let skipped = self.skipped(cursor, scanner, waited_ns);
-            if waited_ns + skipped[0] < SHORT_NS.end {
+            if waited_ns + skipped[0] < SwitchRing::SHORT_NS.end {
                 return ScanResult::Busy;
             }
             if scanner.captures.left.has_budget(scanner.now_ns) {
@@ -299,7 +299,7 @@ impl BlockDetector {
         scanner.intake.add_wait(waiting.span, wait);
         let [skipped_ns, count] = waiting.skipped;
         if count > 0 {
-            let is_short = SHORT_NS.contains(&wait.weight);
+            let is_short = SwitchRing::SHORT_NS.contains(&wait.weight);
             let [represented_ns, represented] = &mut self.represented.0;
             *represented_ns += skipped_ns + if is_short { wait.weight } else { 0 };
             *represented += count + u64::from(is_short);
@@ -377,7 +377,8 @@ impl BlockDetector {
         if since_ns != hooked_ns || represented > all {
             // Some may have been before the hook, or in another session.
             self.represented = ([all_ns, all], hooked_ns);
-        } else if waited_ns < SHORT_NS.end && scanner.captures.has_half(scanner.now_ns) {
+        } else if waited_ns < SwitchRing::SHORT_NS.end && scanner.captures.has_half(scanner.now_ns)
+        {
             return [all_ns.saturating_sub(represented_ns), all - represented];
         }
         [0, 0]
@@ -472,8 +473,8 @@ impl WaitingThread {
 }
 
 fn is_blocked(tid: u32) -> bool {
-    let by_stat = |_| sys::stat_of(tid).is_ok_and(ThreadStat::is_blocked);
-    sys::blocked(tid).map_or_else(by_stat, |found| found.is_some())
+    let by_stat = |_| ThreadStat::of(tid).is_ok_and(ThreadStat::is_blocked);
+    Blocked::of(tid).map_or_else(by_stat, |found| found.is_some())
 }
 
 fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
@@ -496,7 +497,7 @@ fn has_waited_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof)
     let hooked_ns = scanner.hooked_ns(&cursor.thread);
     let read = cursor.thread.synced().filter(|(ns, _)| ns + SAME_HOOK_NS >= hooked_ns);
     let before = read.and_then(|_| cursor.thread.synced_switches());
-    let now = before.and_then(|_| sys::switches_of(cursor.thread.tid()));
+    let now = before.and_then(|_| ThreadStat::switches_of(cursor.thread.tid()));
     now > before.map(|before| before + 1) && still_holds(cursor, proof)
 }
 
@@ -521,7 +522,7 @@ fn capture(
     if scanner.captures.filters_are_due(scanner.now_ns) {
         sys::read_filters();
     }
-    match sys::blocked(cursor.thread.tid()) {
+    match Blocked::of(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(StackLeaf::In(call));
             sought = HolderSearch::of(call, cursor.thread.tid(), sp);
@@ -542,7 +543,7 @@ fn capture(
             let is_blocked = match proof {
                 Proof::Switches(_) => Some(true),
                 Proof::Cpu(..) => {
-                    sys::stat_of(cursor.thread.tid()).ok().map(ThreadStat::is_blocked)
+                    ThreadStat::of(cursor.thread.tid()).ok().map(ThreadStat::is_blocked)
                 }
             };
             scanner.captures.note_unseen(&error, is_blocked);

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::fs;
 
-use crate::facts::ThrottlingUnknown;
-use crate::host::{ControlGroup, cpu_group_in};
+use crate::facts::{ControlGroup, ThrottlingUnknown, cpu_group_in};
 
 /// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;

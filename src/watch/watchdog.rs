@@ -123,13 +123,13 @@ impl Watchdog {
 
     /// Call first on the collector's thread, while the layer is being built: opens a file.
     pub(crate) fn begin(&mut self, now_ns: u64) {
-        self.own_schedstat = sys::open_schedstat(sys::current_tid()).ok();
+        self.own_schedstat = sys::Schedstat::open(sys::current_tid()).ok();
         self.note_present(now_ns, Duration::ZERO);
     }
 
     /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
-        let counted = self.own_schedstat.as_ref().and_then(|file| sys::schedstat(file).ok());
+        let counted = self.own_schedstat.as_ref().and_then(|file| sys::Schedstat::read(file).ok());
         let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);
         let could_run_ns = sys::thread_cpu_ns().map(|cpu_ns| cpu_ns.saturating_add(waited_ns));
         let throttled_ns = |from_ns, to_ns| {
@@ -361,7 +361,7 @@ fn deadlock_of(
             let known = store.get(key)?.known?;
             Some(escaped(&engine.name_of(known.span(key))).to_string())
         });
-        let thread = || sys::own_thread(tid).name();
+        let thread = || sys::OsThread::of(tid).name();
         let thread = || escaped(&engine.names.redaction.redact_span(&thread())).to_string();
         format!("`{}` (thread {tid})", span.unwrap_or_else(thread))
     };
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn time_in_which_the_collector_waits_for_a_cpu_is_no_absence() {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-        if sys::open_schedstat(sys::current_tid()).is_err() {
+        if sys::Schedstat::open(sys::current_tid()).is_err() {
             return;
         }
         let ran_for = |ns| {

@@ -10,8 +10,6 @@ pub mod drain;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-#[doc(hidden)]
-pub mod host;
 mod profiler;
 #[doc(hidden)]
 pub mod sampler;
@@ -24,7 +22,6 @@ pub mod testing;
 pub mod unwind;
 
 pub use drain::{Loss, Sample, Sink};
-pub use host::ThrottlingUnknown;
 pub use profiler::{Profiler, Settings};
 pub use sampler::{Source, ThreadCounters, UnknownName};
 pub use sys::{Allocations, OsThread, ProfilingAllocator, Tag, Usage};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::drain::{DemandBudgets, Loss, ProcessThreads, Reader, Sink, Why};
 use crate::sampler::{Periods, Sampler, Source, SourceSettings, ThreadCounters};
-use crate::sys::{self, Clock, Poller};
+use crate::sys::{self, Clock, Poller, WhyRefused};
 use crate::unwind::ModuleAddress;
 
 /// How a [`Profiler`] samples.
@@ -51,7 +51,7 @@ impl Profiler {
     pub fn new(settings: Settings) -> io::Result<Self> {
         const RING_BYTES: usize = 256 << 10;
         sys::read_filters();
-        sys::watch_forks();
+        sys::Forks::watch();
         let poller = Poller::new()?;
         let periods = Periods::of_rate(settings.hertz);
         let source = SourceSettings {
@@ -62,7 +62,8 @@ impl Profiler {
         };
         let sampler = Sampler::new(source, RING_BYTES, &poller.waker(), ThreadCounters::default());
         if sampler.is_refused() {
-            return Err(io::Error::other(sampler.describe().0));
+            let why = sampler.probed().refused().unwrap_or(WhyRefused::NotAsked);
+            return Err(io::Error::other(why));
         }
         sampler.keep_alive();
         let mut threads = ProcessThreads::default();
@@ -75,7 +76,7 @@ impl Profiler {
             threads,
             budgets: DemandBudgets::new(processors),
             reader: Reader::new(settings.max_frames),
-            made_in: sys::fork_generation(),
+            made_in: sys::Forks::generation(),
         })
     }
 
@@ -108,14 +109,14 @@ impl Profiler {
         self.reader.unwinder.begin_reading();
         self.threads.drain((&mut self.reader, &self.sampler), sink, &mut self.budgets);
         self.reader.unwinder.end_reading();
-        match sys::take_signals_without_room() {
+        match self.sampler.take_missed_signals() {
             0 => {}
             samples => sink.lose(Loss::SignalStackFull { samples }),
         }
     }
 
     fn is_here(&self) -> bool {
-        self.made_in == sys::fork_generation() && self.poller.files().still_owned()
+        self.made_in == sys::Forks::generation() && self.poller.files().still_owned()
     }
 
     /// The file that a frame is in, and its address there, as symbol tables have it. `None` in the kernel and in no file.

@@ -111,7 +111,6 @@ impl ThreadCursor {
         self.session.ring.as_ref().is_none_or(|ring| ring.tail() == ring.head())
     }
 
-    /// Whether hooks have counted all samples of the session.
     pub fn is_counted(&self) -> bool {
         let (ring, from) = (&self.session.ring, self.session.from());
         ring.as_ref().is_none_or(|ring| ring.position() == from) || self.thread.span().is_none()
@@ -122,7 +121,6 @@ impl ThreadCursor {
         self.uncounted().count() < MAX_UNCOUNTED
     }
 
-    /// The ended sessions whose samples its hooks have not all counted.
     fn uncounted(&self) -> impl Iterator<Item = &SamplingSession> {
         self.ended.iter().filter(|(_, is_counted)| !is_counted).map(|(session, _)| &**session)
     }
@@ -146,7 +144,6 @@ impl ThreadCursor {
         (from, if is_read { self.samples_uncounted() } else { 0 })
     }
 
-    /// The drained samples of the session that no hook has counted.
     fn samples_uncounted(&self) -> u64 {
         let from = self.session.from();
         let states_positions = self.session.ring.as_ref().is_none_or(|ring| ring.timer().is_some());

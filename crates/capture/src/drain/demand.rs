@@ -1,13 +1,11 @@
 //! Who wants threads sampled, how often, and what that may cost.
 //!
 //! Each thread has a budget of CPU time for its samples, and all together one for each processor. When it is spent, the
-//! rate falls to what is added; each sample has the weight of its session. Slow spans and profiles of the process pay
-//! from budgets of their own.
+//! rate falls to what is added. Slow spans and profiles of the process pay from budgets of their own.
 
 use crate::budget::CpuBudget;
 use crate::sampler::{Periods, Rate};
 
-/// The demand to sample a thread: how often, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     pub rate: Rate,
@@ -19,9 +17,7 @@ pub struct Demand {
 pub enum Why {
     /// A span of the thread is past its sampling delay.
     SlowSpan,
-    /// A profile of the process is made.
     Process,
-    /// The process is profiled continuously.
     Continuous,
 }
 

@@ -54,9 +54,7 @@ pub struct ProcessThreads {
 #[derive(Debug)]
 struct OtherThread {
     cursor: ThreadCursor,
-    /// Whether its name was read again.
     is_named: bool,
-    /// When attaching it last failed.
     failed: Option<Instant>,
     /// Who pays.
     why: Why,
@@ -181,8 +179,7 @@ impl ProcessThreads {
     }
 
     /// Lists the threads of the process, ends the sampling of those that have ended, and attaches those that have run since
-    /// the last search, except those in `hooked`, which have met a hook. Returns whether any of these has run for the first
-    /// time.
+    /// the last search and are not in `hooked`. Returns whether any of the hooked ones has run for the first time.
     pub fn search(
         &mut self,
         (why, rate): (Why, Rate),
@@ -309,7 +306,7 @@ impl ProcessThreads {
 
 impl OtherThread {
     fn new(tid: u32, (why, rate): (Why, Rate)) -> Self {
-        let shared = ThreadShared::without_hooks(sys::own_thread(tid), rate);
+        let shared = ThreadShared::without_hooks(sys::OsThread::of(tid), rate);
         let cursor = ThreadCursor::new(Arc::new(shared));
         Self { cursor, is_named: false, failed: None, why, is_ending: false }
     }
@@ -336,7 +333,7 @@ impl OtherThread {
     fn read_name(&mut self) {
         if !self.is_named && !self.cursor.is_drained() {
             self.is_named = true;
-            let now = sys::own_thread(self.cursor.thread.tid());
+            let now = sys::OsThread::of(self.cursor.thread.tid());
             // One that has ended has none.
             if now.has_name() {
                 self.cursor.named = now;

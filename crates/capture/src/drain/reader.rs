@@ -117,9 +117,8 @@ impl Reader {
 /// A sample of a timer represents at most this number of periods, or of ticks if these are longer.
 const MAX_PERIODS: u64 = 16;
 
-/// The weight of a sample, and how many others are lost with it. A timer states the weight. If the program blocked its
-/// signal for long, it is not known where the thread spent most of that time: the sample then has the usual weight and
-/// the rest is lost.
+/// The weight of a sample, and how many others are lost with it. If the program blocked a timer's signal for long, it is
+/// not known where the thread was most of that time: the sample then has the usual weight, and the rest is lost.
 fn weight_of(stated_ns: Option<u64>, period_ns: u64) -> (u64, u64) {
     let Some(stated_ns) = stated_ns else { return (period_ns, 0) };
     if stated_ns <= max_sample_ns(period_ns) {
@@ -133,7 +132,6 @@ fn usual_ns(period_ns: u64) -> u64 {
     period_ns.max(sys::tick_ns().unwrap_or(0)).max(1)
 }
 
-/// The most CPU time that a sample represents.
 pub(super) fn max_sample_ns(period_ns: u64) -> u64 {
     MAX_PERIODS.saturating_mul(usual_ns(period_ns))
 }

@@ -8,8 +8,7 @@ use super::thread::ThreadShared;
 use crate::sys::{self, Usage};
 
 pub trait AttachThreads: Send + Sync + Debug {
-    /// Sets up the calling thread: on its first profiled segment, and again on the first one after its sampling was
-    /// ended.
+    /// Sets up the calling thread: on its first profiled segment, and on the first one after its sampling was ended.
     fn begin(&self) -> ThreadSetup;
     fn attach(&self, thread: &ThreadShared);
 }
@@ -24,8 +23,7 @@ pub struct ThreadSetup {
 /// A source on one thread. Only that thread calls it.
 pub trait ThreadSource: Debug {
     fn on_session_start(&self, _session: &SamplingSession) {}
-    /// The number of samples between two positions. `None` if they cannot be counted; the caller then estimates it from
-    /// the minimum sample size.
+    /// The number of samples between two positions. `None` if they cannot be counted, and must be estimated.
     fn count_samples(&self, _session: &SamplingSession, _from: u64, _until: u64) -> Option<u64> {
         None
     }
@@ -42,6 +40,5 @@ pub trait ThreadSource: Debug {
     fn note_loss(&self) {}
     /// The thread was parked, and may be about to enter a span: the collector must scan it again.
     fn return_to_scans(&self, _thread: &Arc<ThreadShared>) {}
-    /// Makes the collector scan sooner than planned.
     fn wake_collector(&self) {}
 }

@@ -1,6 +1,5 @@
 //! The sources of raw samples.
 
-mod describe;
 mod hooks;
 mod losses;
 mod perf;
@@ -9,7 +8,6 @@ mod quota;
 mod rate;
 pub(crate) mod record;
 mod session;
-mod silence;
 mod source;
 mod switches;
 mod thread;
@@ -21,7 +19,7 @@ pub use hooks::{AttachThreads, ThreadSetup, ThreadSource};
 pub use rate::{Periods, Rate};
 pub use session::{RunDelay, SamplingSession, TagInterval};
 pub use source::{Sampler, Source, SourceSettings, UnknownName};
+pub use switches::SwitchRing;
 pub(crate) use switches::switches_between;
-pub use switches::{SHORT_NS, SwitchRing};
 pub use thread::{NEVER, OpenInterval, ThreadShared, ThreadUse};
 pub use thread_counters::ThreadCounters;

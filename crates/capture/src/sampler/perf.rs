@@ -15,19 +15,17 @@ use crate::sys::{
 };
 
 #[derive(Debug)]
-pub(super) struct Perf {
+pub struct Perf {
     request: SampleRequest,
-    /// The number of files open for threads.
     files: Quota,
     files_per_thread: u64,
-    /// The bytes of locked memory of all rings.
     locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
-    pub(super) refused: Option<WhyRefused>,
+    pub refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
     kept_alive: Mutex<Option<PerfEvent>>,
-    pub(super) has_hardware: bool,
+    pub has_hardware: bool,
 }
 
 /// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
@@ -41,7 +39,6 @@ const FILES_PER_THREAD: u64 = 2;
 const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
-    /// Probes what this process is allowed to do.
     pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
         let tid = other.unwrap_or_else(sys::current_tid);
         let probe = |request| {
@@ -55,6 +52,7 @@ impl Perf {
             probed = probe(request);
         }
         let refused = match probed {
+            _ if sys::is_in_time_namespace() => Some(WhyRefused::TimeNamespace),
             Err(why) if why.is_permanent() => Some(why),
             // Other reasons may no longer apply when the first thread is attached.
             _ => None,
@@ -91,12 +89,11 @@ impl Perf {
         self.refused.is_none() && !self.is_full.load(Ordering::Relaxed)
     }
 
-    pub(super) fn sees_kernel(&self) -> bool {
+    pub fn sees_kernel(&self) -> bool {
         self.request.in_kernel
     }
 
-    /// Holds an event open, so that further events are opened without a delay. It makes context switches of the calling
-    /// thread more expensive.
+    /// Holds an event open, so that others are opened without a delay. Switches of the calling thread then cost more.
     pub(super) fn keep_alive(&self) {
         if self.refused.is_none() {
             *self.kept_alive.lock() = sys::open_keep_alive().ok();

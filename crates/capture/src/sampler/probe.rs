@@ -24,25 +24,23 @@ fn with_other_thread<T>(probe: impl FnOnce(Option<u32>) -> T) -> T {
     probed
 }
 
-/// The sources, and what is refused of them.
 #[derive(Debug)]
-pub(super) struct Probed {
-    pub(super) perf: Option<Perf>,
-    pub(super) timers: Option<Timers>,
+pub struct Probed {
+    pub perf: Option<Perf>,
+    pub timers: Option<Timers>,
     /// Why no thread can have a timer, if that was probed and failed.
-    pub(super) timers_refused: Option<WhyRefused>,
+    pub timers_refused: Option<WhyRefused>,
     /// Why none could have one at the start, although that may change.
-    pub(super) timers_lacking: Option<WhyRefused>,
-    pub(super) is_traced: bool,
-    pub(super) unreadable: Unreadable,
+    pub timers_lacking: Option<WhyRefused>,
+    pub is_traced: bool,
+    pub unreadable: Unreadable,
 }
 
-/// What cannot be read of threads, and why.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Unreadable {
-    pub(super) own_cpu_time: Option<WhyRefused>,
-    pub(super) cpu_time_of_others: Option<WhyRefused>,
-    pub(super) usage: Option<WhyRefused>,
+pub struct Unreadable {
+    pub own_cpu_time: Option<WhyRefused>,
+    pub cpu_time_of_others: Option<WhyRefused>,
+    pub usage: Option<WhyRefused>,
 }
 
 impl Probed {
@@ -73,14 +71,19 @@ impl Probed {
         }
     }
 
-    /// The source in use: `perf`, `timer` or `none`.
     pub(super) fn name(&self) -> &'static str {
         let otherwise = if self.may_have_timers() { "timer" } else { "none" };
         if self.has_perf() { "perf" } else { otherwise }
     }
 
-    pub(super) fn has_perf(&self) -> bool {
+    pub fn has_perf(&self) -> bool {
         self.perf.as_ref().is_some_and(|perf| perf.refused.is_none())
+    }
+
+    /// Why no thread can be sampled, if none can.
+    pub fn refused(&self) -> Option<WhyRefused> {
+        let of_perf = self.perf.as_ref().and_then(|perf| perf.refused);
+        of_perf.or(self.timers_refused)
     }
 
     pub(super) fn may_have_timers(&self) -> bool {

@@ -1,6 +1,5 @@
 //! Sampling rates.
 
-/// How often a thread is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// CPU time between two samples.
@@ -31,8 +30,7 @@ impl Rate {
 
 /// The CPU time between two samples in nanoseconds, at the full and at the low rate.
 ///
-/// Slightly less than round numbers, so that samples do not run in step with the kernel's tick or with the program's
-/// timers.
+/// Slightly less than round numbers, so as not to run in step with the kernel's tick or the program's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
     pub full_ns: u64,

@@ -9,20 +9,11 @@ use crate::sys::{Registers, RingMemory};
 pub(crate) trait RecordBytes {
     /// Fills `out` with the bytes from `position` on.
     fn copy(&self, position: u64, out: &mut [u8]);
-
-    /// The time of a record by this process' clock.
-    fn own_time(&self, recorded_ns: u64) -> u64 {
-        recorded_ns
-    }
 }
 
 impl RecordBytes for RingMemory {
     fn copy(&self, position: u64, out: &mut [u8]) {
         Self::copy(self, position, out);
-    }
-
-    fn own_time(&self, recorded_ns: u64) -> u64 {
-        Self::own_time(self, recorded_ns)
     }
 }
 
@@ -71,7 +62,6 @@ pub(crate) enum Record {
     Other,
 }
 
-/// The location of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPlace {
     /// The position of its header.
@@ -80,11 +70,9 @@ pub(crate) struct RecordPlace {
     pub(crate) size: u16,
 }
 
-/// A record whose contents are inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// The records between two positions.
 #[derive(Debug)]
 pub(crate) struct Records<'a, B: ?Sized> {
     bytes: &'a B,
@@ -111,7 +99,7 @@ impl<'a, B: RecordBytes + ?Sized> Records<'a, B> {
             }
             RECORD_THROTTLE => Record::Throttled,
             RECORD_SWITCH if size >= 16 => {
-                let time_ns = self.bytes.own_time(self.word(HEADER));
+                let time_ns = self.word(HEADER);
                 if misc & MISC_SWITCH_OUT != 0 {
                     Record::SwitchOut { time_ns, preempted: misc & MISC_SWITCH_OUT_PREEMPT != 0 }
                 } else {
@@ -271,7 +259,7 @@ pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
         weight_ns,
         pid: at(8) as u32,
         tid: (at(8) >> 32) as u32,
-        time_ns: bytes.own_time(at(16)),
+        time_ns: at(16),
         registers: match machine {
             Machine::X86_64 => {
                 Registers { fp: register(0), sp: register(1), pc: register(2), lr: 0 }

@@ -20,11 +20,9 @@ pub struct TagInterval {
     pub to: u64,
 }
 
-/// The event or timer and the ring of a thread from when it is attached until it is detached, or an empty one for a thread
-/// that is not sampled.
+/// The event or timer and the ring of a thread while it is attached, or an empty one for a thread that is not sampled.
 ///
-/// The sessions of a thread form a chain. The thread moves on to the next one in a hook, the collector when it has read
-/// the current one completely.
+/// The sessions of a thread form a chain. The thread moves on in a hook, the collector when it has read one completely.
 #[derive(Debug)]
 pub struct SamplingSession {
     from: AtomicU64,
@@ -41,13 +39,11 @@ pub struct SamplingSession {
     shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
-    /// The CPU time that was sampled before `since_cpu_ns`.
     sampled_before_ns: AtomicU64,
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
     /// Set when the session has been read completely and is released.
     pub(super) rest: OnceLock<Rest>,
-    /// Set at most once.
     pub(super) next: OnceLock<Arc<Self>>,
 }
 
@@ -87,8 +83,7 @@ impl RunDelayCell {
     }
 }
 
-/// Room for intervals beyond one per sample of a full ring: in each round the collector releases the ring piece by
-/// piece, and takes the intervals once.
+/// Beyond one per sample of a full ring: the collector releases the ring piece by piece, and takes the intervals once.
 pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {
@@ -122,7 +117,6 @@ impl SamplingSession {
         }
     }
 
-    /// Sets the thread's CPU clock at the start.
     pub(crate) fn note_since(&self, cpu_ns: u64) {
         self.since_cpu_ns.store(cpu_ns, Ordering::Release);
     }

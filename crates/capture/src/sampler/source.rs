@@ -6,14 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::describe::{describe, describe_no_continuous, describe_silence, describe_unsampled};
 use super::hooks::{AttachThreads, ThreadSetup};
 use super::losses::LossTimes;
 use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
-use super::silence::NoSamplesWatch;
 use super::thread::ThreadShared;
 use super::thread_counters::ThreadCounters;
 use super::thread_source::ThreadSampler;
@@ -66,7 +64,6 @@ impl UnknownName {
     }
 }
 
-/// The settings of the sources.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceSettings {
     pub source: Source,
@@ -87,15 +84,12 @@ struct Shared {
     /// No timer is created while a tracer is attached.
     avoids_tracers: bool,
     is_traced: AtomicBool,
-    /// Why a thread was not sampled, in words, once that has happened.
-    unsampled: Mutex<Option<String>>,
-    no_samples: NoSamplesWatch,
+    unsampled: Mutex<Option<WhyRefused>>,
     is_over: Mutex<bool>,
     counters: ThreadCounters,
     losses: LossTimes,
     waker: Waker,
     periods: Periods,
-    /// The period of new threads.
     first_period_ns: AtomicU64,
     /// Threads on their way to the collector: those that are new, and those that were parked and are in use again.
     new: Mutex<Vec<Arc<ThreadShared>>>,
@@ -119,13 +113,11 @@ impl Sampler {
         let usual = SampleRequest::default();
         let request = SampleRequest { period_ns, stack_bytes, ring_bytes, signal, ..usual };
         let probed = Probed::new(settings.source, request);
-        let in_user_code = probed.perf.as_ref().is_some_and(|perf| !perf.sees_kernel());
         Self(Arc::new(Shared {
             avoids_tracers: settings.source == Source::Auto,
             is_traced: AtomicBool::new(probed.is_traced),
             probed,
             unsampled: Mutex::default(),
-            no_samples: NoSamplesWatch::new(in_user_code),
             is_over: Mutex::new(false),
             counters,
             losses: LossTimes::default(),
@@ -144,7 +136,6 @@ impl Sampler {
         self.0.probed.name()
     }
 
-    /// Whether no thread can be sampled.
     pub fn is_refused(&self) -> bool {
         self.name() == "none"
     }
@@ -163,37 +154,18 @@ impl Sampler {
         self.0.first_period_ns.store(first.period_ns, Ordering::Relaxed);
     }
 
-    /// The flag is true if it is less than was requested.
-    pub fn describe(&self) -> (String, bool) {
-        describe(&self.0.probed, self.0.periods)
+    /// What this process was found to be allowed to do.
+    pub fn probed(&self) -> &Probed {
+        &self.0.probed
     }
 
-    /// Why a thread was not sampled since then, in words.
-    pub fn unsampled(&self) -> Option<String> {
-        self.0.unsampled.lock().clone()
+    /// Why a thread was not sampled since then.
+    pub fn unsampled(&self) -> Option<WhyRefused> {
+        *self.0.unsampled.lock()
     }
 
-    /// Whether a source was found to give no samples.
-    pub fn is_silent(&self) -> bool {
-        self.0.no_samples.is_any()
-    }
-
-    /// Checks whether the sources give samples at all. `attached` are the threads that are sampled now.
-    pub fn check_silence<'a>(
-        &self,
-        attached: impl Iterator<Item = (&'a ThreadShared, &'a SamplingSession)> + Clone,
-    ) {
-        self.0.no_samples.check(attached, |by_perf, ran| {
-            let ran_ns = u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX);
-            self.0.counters.silent_ns.store(ran_ns, Ordering::Relaxed);
-            self.note_loss();
-            self.note_unsampled(|| describe_silence(by_perf, ran));
-        });
-    }
-
-    /// Notes that a thread was not sampled, or in vain.
-    fn note_unsampled(&self, why: impl FnOnce() -> String) {
-        self.0.unsampled.lock().get_or_insert_with(why);
+    fn note_unsampled(&self, why: WhyRefused) {
+        self.0.unsampled.lock().get_or_insert(why);
     }
 
     /// Whether user code of all threads is sampled, and none was lost since then. The rest of on-CPU time is the kernel's.
@@ -208,10 +180,13 @@ impl Sampler {
         self.0.losses.note();
     }
 
-    /// Signals of timers were no samples.
-    pub fn note_missed_signals(&self) {
-        self.note_loss();
-        self.0.no_samples.note_signal();
+    /// How many signals of timers found no room on their stack since the last call.
+    pub fn take_missed_signals(&self) -> u64 {
+        let missed = sys::take_signals_without_room();
+        if missed > 0 {
+            self.note_loss();
+        }
+        missed
     }
 
     /// Notices at that time whether there was a loss since the last call.
@@ -295,7 +270,6 @@ impl Sampler {
         if session.ring.is_none() {
             return;
         }
-        self.0.no_samples.note_ended(session);
         session.retire(from, samples);
         let counters = &self.0.counters;
         counters.sampled.fetch_sub(1, Ordering::Relaxed);
@@ -360,11 +334,6 @@ impl Sampler {
         self.0.probed.timers.as_ref()
     }
 
-    /// Why the process cannot be profiled continuously now, in words; `None` if it can.
-    pub fn describe_no_continuous(&self) -> Option<String> {
-        describe_no_continuous(&self.0.probed)
-    }
-
     pub fn may_have_timers(&self) -> bool {
         self.0.probed.may_have_timers()
     }
@@ -377,18 +346,9 @@ impl Sampler {
 
     /// Checks whether a tracer is attached. Returns whether there may be no timers because of it.
     pub fn check_tracer(&self) -> bool {
-        let is_traced = self.watches_signal_stacks() && self.is_traced();
+        let is_traced = self.0.avoids_tracers && sys::is_traced();
         self.0.is_traced.store(is_traced, Ordering::Relaxed);
         is_traced
-    }
-
-    /// Threads are about to get timers, also while perf has room for them.
-    pub fn expect_timers(&self) {
-        self.0.is_traced.store(self.is_traced(), Ordering::Relaxed);
-    }
-
-    fn is_traced(&self) -> bool {
-        self.0.avoids_tracers && sys::is_traced()
     }
 
     /// Whether threads must notice that their signal stack has become too small.
@@ -407,7 +367,7 @@ impl Sampler {
                 | WhyRefused::SignalBlocked
         );
         if !is_said && !self.is_refused() {
-            self.note_unsampled(|| describe_unsampled(why));
+            self.note_unsampled(why);
         }
     }
 
@@ -452,10 +412,7 @@ impl AttachThreads for Sampler {
         let is_refused = self.is_refused();
         if is_refused {
             counters.unsampled.fetch_add(1, Ordering::Relaxed);
-            let probed = &self.0.probed;
-            let of_perf = probed.perf.as_ref().and_then(|perf| perf.refused);
-            let why = of_perf.or(probed.timers_refused);
-            why.into_iter().for_each(|why| self.note_refusal(why));
+            self.0.probed.refused().into_iter().for_each(|why| self.note_refusal(why));
         }
         // A thread that installs a smaller one later is set up anew.
         let has_small_signal_stack = self.may_have_timers() && sys::has_small_signal_stack();

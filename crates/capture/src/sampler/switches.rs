@@ -8,18 +8,16 @@ use parking_lot::Mutex;
 use super::record::{Record, Records};
 use crate::sys::{PerfRing, RingMemory, WhyRefused};
 
-/// The ring with the context switches of a thread.
 #[derive(Debug)]
 pub struct SwitchRing {
     ring: PerfRing,
     /// For how long the thread was preempted, as far as the records were read.
     preempted_ns: AtomicU64,
-    /// For how long it was blocked in [short waits](SHORT_NS), and their number.
+    /// For how long it was blocked in [short waits](Self::SHORT_NS), and their number.
     short_waits: [AtomicU64; 2],
     read: Mutex<ReadSwitches>,
 }
 
-/// How far the records were read.
 #[derive(Debug, Default)]
 struct ReadSwitches {
     until: u64,
@@ -46,6 +44,9 @@ impl Deref for SwitchRing {
 }
 
 impl SwitchRing {
+    /// Longer ones are captured one by one. A record comes up to 20 µs late, which is much of a short wait.
+    pub const SHORT_NS: Range<u64> = 500_000..5_000_000;
+
     pub fn new(ring: PerfRing) -> Self {
         let (preempted_ns, short_waits) = (AtomicU64::new(0), [0, 0].map(AtomicU64::new));
         Self { ring, preempted_ns, short_waits, read: Mutex::default() }
@@ -65,8 +66,7 @@ impl SwitchRing {
         self.ring.retire();
     }
 
-    /// For how long the thread was preempted, in nanoseconds. Only the thread itself may call it. Each call adds one, so
-    /// that 0 says that it is unknown.
+    /// For how long the thread was preempted, in nanoseconds. Only for the thread itself. Adds one, as 0 says unknown.
     pub(crate) fn preempted_ns(&self) -> u64 {
         self.read();
         self.preempted_ns.fetch_add(1, Ordering::Relaxed) + 1
@@ -81,7 +81,7 @@ impl SwitchRing {
         let [short_ns, count] = &self.short_waits;
         if preempted {
             self.preempted_ns.fetch_add(ns, Ordering::Relaxed);
-        } else if SHORT_NS.contains(&ns) {
+        } else if Self::SHORT_NS.contains(&ns) {
             short_ns.fetch_add(ns, Ordering::Relaxed);
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -193,8 +193,6 @@ pub(crate) fn switches_between(from: u64, to: u64) -> (u64, u64) {
     (switches, from + switches * 2 * SWITCH_RECORD)
 }
 
-/// Longer ones are captured one by one. A record comes up to 20 µs late, which is much of a short wait.
-pub const SHORT_NS: Range<u64> = 500_000..5_000_000;
 /// An interrupt has switched the thread within this time, also on a virtual machine.
 const NEAR_NS: u64 = 100_000;
 
@@ -238,17 +236,17 @@ mod tests {
         let Some(ring) = ring() else { return };
         for (misc, out_ns, in_ns) in [
             (1 << 13, 1_000, 2_000_000),
-            (1 << 13, 3_000_000, 3_000_000 + SHORT_NS.end),
+            (1 << 13, 3_000_000, 3_000_000 + SwitchRing::SHORT_NS.end),
             (PREEMPTED, 9_000_000, 9_500_000),
             (1 << 13, 10_000_000, 10_000_007),
-            (1 << 13, 11_000_000, 11_000_000 + SHORT_NS.start),
+            (1 << 13, 11_000_000, 11_000_000 + SwitchRing::SHORT_NS.start),
         ] {
             write(&ring, misc, out_ns);
             ring.make_room();
             write(&ring, IN, in_ns);
         }
         ring.make_room();
-        assert_eq!(ring.short_waits(), [1_999_000 + SHORT_NS.start, 2]);
+        assert_eq!(ring.short_waits(), [1_999_000 + SwitchRing::SHORT_NS.start, 2]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use super::rate::Rate;
 use super::session::SamplingSession;
 use crate::sys::{self, OsThread, Tag, ThreadStack, WhyRefused};
 
-/// The open interval of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenInterval {
     pub span: Option<Tag>,
@@ -22,7 +21,6 @@ pub struct OpenInterval {
 /// Set in the span's key, which never uses this bit, while the thread is inside a hook.
 const IN_HOOK: u64 = 1 << 63;
 
-/// Later than every time.
 pub const NEVER: u64 = u64::MAX;
 
 /// The thread attaches itself when it enters spans of some rule.
@@ -32,8 +30,7 @@ const IS_BRIEF: u8 = 2;
 
 /// A thread, from its first profiled segment until it ends or has been in no profiled span for long.
 ///
-/// The thread writes and the collector reads, without locks; see [`open_interval`](Self::open_interval) for why this is
-/// correct.
+/// The thread writes and the collector reads, without locks: see [`open_interval`](Self::open_interval).
 ///
 /// What each hook touches is in the first cache line, with what else only the thread writes.
 #[derive(Debug)]
@@ -42,7 +39,6 @@ pub struct ThreadShared {
     span: AtomicU64,
     /// When one of the thread's spans becomes old if the thread stays in it; [`NEVER`] if it is in none.
     samples_from: AtomicU64,
-    /// When its last hook ended, in ticks.
     last_hook_at: AtomicU64,
     /// When a hook last read the thread's CPU clock, and its value.
     synced: [AtomicU64; 2],
@@ -53,8 +49,7 @@ pub struct ThreadShared {
     life: AtomicU8,
     /// [`ATTACHES_AT_ENTER`] and [`IS_BRIEF`].
     at_enter: AtomicU8,
-    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 if there is
-    /// none.
+    /// A span in which the collector found the thread blocked, until a hook of the thread counts it; 0 for none.
     waited: AtomicU64,
 
     /// The rate at which the thread is sampled when it is attached next: see [`Rate::word`].
@@ -118,7 +113,6 @@ impl ThreadShared {
         self.thread.tid
     }
 
-    /// The latest session.
     pub fn last(&self) -> Arc<SamplingSession> {
         Arc::clone(&self.last.lock())
     }
@@ -151,7 +145,6 @@ impl ThreadShared {
         self.is_refused.swap(is_refused, Ordering::Relaxed)
     }
 
-    /// Whether the last attempt to attach the thread failed.
     pub fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
@@ -176,12 +169,10 @@ impl ThreadShared {
         self.turn.load(Ordering::Acquire)
     }
 
-    /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only the thread itself may
-    /// call it.
+    /// Begins a hook that may end in another span; [`set_span`](Self::set_span) must follow. Only for the thread itself.
     ///
-    /// A sample that falls in the hook after the hook has read the ring head is counted by the next hook, for the span
-    /// that the thread is in by then. If the thread is preempted here, the collector may read in between; it must not
-    /// attribute the sample to the previous span.
+    /// A sample that falls in the hook after it has read the ring head is counted by the next hook, for the span of then. If
+    /// the thread is preempted here, the collector must not attribute the sample to the previous span.
     #[inline(always)]
     pub fn begin_hook(&self) {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
@@ -210,7 +201,6 @@ impl ThreadShared {
         self.samples_from.store(samples_from, Ordering::Relaxed);
     }
 
-    /// When its last hook ended, in ticks.
     pub fn last_hook_at(&self) -> u64 {
         self.last_hook_at.load(Ordering::Relaxed)
     }
@@ -251,8 +241,7 @@ impl ThreadShared {
     /// queue.
     ///
     /// If `p` fell in a hook that had already read the head, that hook moved on to another span without closing the
-    /// interval, and `p` is counted for the new span. This function then reports that the thread is in a hook, or
-    /// returns the span with which the hook ended.
+    /// interval, and `p` counts for the new span. This then says so, or has the span with which the hook ended.
     ///
     /// Until the thread takes up the session, `from` is 0 and not written.
     pub fn open_interval(&self, session: &SamplingSession) -> OpenInterval {
@@ -341,9 +330,8 @@ impl ThreadShared {
         }
     }
 
-    /// The collector finds the thread in no profiled span for a while, and is about to look at it no more. From then on
-    /// its next hook runs the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if that has
-    /// ended, or was done before.
+    /// The collector finds the thread in no profiled span for a while, and is about to look at it no more: its next hook runs
+    /// the periodic check, as for [`end_if_unused`](Self::end_if_unused). Returns false if it is over, or parked already.
     pub fn park(&self) -> bool {
         self.change_life(USED, PARKED).is_ok() || self.change_life(UNUSED, PARKED).is_ok()
     }
@@ -360,8 +348,7 @@ impl ThreadShared {
 
     /// Ends the sampling if the thread has not marked itself as in use since [`note_unused`](Self::note_unused).
     ///
-    /// If that call was more than a millisecond ago, and the thread is in no profiled span, then its next hook runs the
-    /// periodic check before it uses the session.
+    /// If that was more than a millisecond ago, the next hook of a thread in no profiled span runs the periodic check first.
     pub fn end_if_unused(&self) -> bool {
         self.change_life(UNUSED, OVER).is_ok() || self.change_life(PARKED, OVER).is_ok()
     }

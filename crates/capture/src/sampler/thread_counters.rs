@@ -23,5 +23,4 @@ pub struct ThreadCounts {
     pub refused_open_files: AtomicU64,
     pub refused_other: AtomicU64,
     pub unlisted: AtomicU64,
-    pub silent_ns: AtomicU64,
 }

@@ -9,7 +9,7 @@ use super::session::SamplingSession;
 use crate::sys::{self, SampleRequest, SampleRing, ThreadStack, Waker, WhyRefused};
 
 #[derive(Debug)]
-pub(super) struct Timers {
+pub struct Timers {
     request: SampleRequest,
     pub(super) taken: Quota,
 }
@@ -23,7 +23,6 @@ const SHORT_SAMPLE: u64 = 1024;
 /// The ring of a thread with few samples. It is larger if two of the largest samples would not fit.
 const SMALL_RING_BYTES: usize = 64 * 1024;
 
-/// How many threads of a layer may have a timer at the same time.
 fn most_timers() -> u64 {
     sys::pending_signal_limit() / SHARE_OF_SIGNALS
 }
@@ -35,8 +34,12 @@ impl Timers {
         Self { request, taken: Quota::default() }
     }
 
-    pub(super) fn signal(&self) -> Result<i32, WhyRefused> {
+    pub fn signal(&self) -> Result<i32, WhyRefused> {
         sys::signal_of_timers(self.request.signal)
+    }
+
+    pub fn tick_ns(&self) -> Option<u64> {
+        sys::tick_ns()
     }
 
     /// Lets the calling thread receive the signals of its timer.
@@ -57,7 +60,7 @@ impl Timers {
     }
 
     /// Why no thread can have one now, if the limit of the process says so.
-    pub(super) fn lacking(&self) -> Option<WhyRefused> {
+    pub fn lacking(&self) -> Option<WhyRefused> {
         (most_timers() == 0).then_some(WhyRefused::NoTimers)
     }
 

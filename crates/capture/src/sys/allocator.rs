@@ -1,8 +1,7 @@
 //! A global allocator that counts what each thread allocates, and samples allocations.
 //!
 //! A sample falls after a random number of bytes, exponentially distributed, so a block of *s* bytes is sampled with
-//! *p* = 1 − e^(−*s*/interval) and represents 1/*p* blocks: the estimator of Horvitz and Thompson, as in tcmalloc,
-//! jemalloc and Go.
+//! *p* = 1 − e^(−*s*/interval) and represents 1/*p* blocks: the estimator of Horvitz and Thompson.
 #![allow(unsafe_code, reason = "implements `GlobalAlloc`")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -67,8 +66,7 @@ struct ThreadAllocations {
     allocations: Cell<u64>,
     freed_bytes: Cell<u64>,
     frees: Cell<u64>,
-    /// The value of `allocated_bytes` with which a sample is due, or at least a look whether the gap is still right;
-    /// [`NEVER`] while none may be taken.
+    /// The value of `allocated_bytes` with which a sample or a look is due; [`NEVER`] while none may be taken.
     sample_at: Cell<u64>,
     sampling: ThreadSampling,
 }
@@ -133,12 +131,25 @@ pub struct SampledAllocation {
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The address of the allocated block.
     block: usize,
     registers: Option<Registers>,
 }
 
 impl SampledAllocation {
+    /// Whether this system shows the stacks of threads: samples without would be of no use.
+    pub const fn can_be_taken() -> bool {
+        CAN_COUNT && cfg!(not(tracing_profiling_unsupported)) && LiveStack::CAN_BE_READ
+    }
+
+    /// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. Threads notice that after
+    /// at most 16 gaps, or after a megabyte if they took no samples.
+    pub fn take_each(every_bytes: u64, take: TakeSample) {
+        if Self::can_be_taken() {
+            _ = WORDS.take_sample.set(take);
+            WORDS.sample_bytes.store(every_bytes, Ordering::Relaxed);
+        }
+    }
+
     /// The stack of the calling thread, up to that many bytes. `None` if it is not the thread's own.
     pub fn stack(&self, most_bytes: usize) -> Option<LiveStack> {
         LiveStack::at_most(self.registers?, most_bytes)
@@ -168,10 +179,8 @@ const LOOK_BYTES: u64 = 1 << 20;
 
 /// A sample is due, or a look.
 ///
-/// The gaps between samples are exponentially distributed, so each byte is as likely to be sampled as any other, and a
-/// block of `s` bytes with the probability `1 - exp(-s / gap)`. Its inverse is the number of blocks that it represents
-/// (Horvitz and Thompson 1952). The mean gap of a thread depends only on what was before the gap, which can be chosen
-/// again at any point: the rest of an exponentially distributed gap has the same distribution.
+/// The mean gap of a thread depends only on what was before the gap, which can be chosen again at any point: the rest of
+/// an exponentially distributed gap has the same distribution.
 #[cold]
 #[inline(never)]
 fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
@@ -204,7 +213,6 @@ fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
 }
 
 impl ThreadSampling {
-    /// What a block of that size represents.
     fn represented(
         &self,
         block: usize,
@@ -268,20 +276,6 @@ const fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ number >> 31
-}
-
-/// Whether this system shows the stacks of threads: samples without would be of no use.
-pub const fn can_sample() -> bool {
-    CAN_COUNT && cfg!(not(tracing_profiling_unsupported)) && LiveStack::CAN_BE_READ
-}
-
-/// Samples allocations from now on, with a gap of that many bytes in the mean; 0 for no samples. Threads notice that after
-/// at most 16 gaps, or after a megabyte if they took no samples.
-pub fn sample_allocations(every_bytes: u64, take: TakeSample) {
-    if can_sample() {
-        _ = WORDS.take_sample.set(take);
-        WORDS.sample_bytes.store(every_bytes, Ordering::Relaxed);
-    }
 }
 
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
@@ -366,35 +360,63 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for ProfilingAllocator<A> {
     }
 }
 
-/// Tracks which sampled blocks are in use, or stops that. Only while allocations are counted without a break.
-pub fn track_blocks(tracks: bool) {
-    if !CAN_COUNT {
-        return;
+impl TrackedBlock {
+    /// Tracks which sampled blocks are in use, or stops that. Only while allocations are counted without a break.
+    pub fn track(tracks: bool) {
+        if !CAN_COUNT {
+            return;
+        }
+        let _uncounted = SuspendCounting::begin();
+        let live = LIVE_BLOCKS.get_or_init(LiveBlocks::new);
+        WORDS.tracks_blocks.store(tracks, Ordering::Relaxed);
+        live.clear();
     }
-    let _uncounted = SuspendCounting::begin();
-    let live = LIVE_BLOCKS.get_or_init(LiveBlocks::new);
-    WORDS.tracks_blocks.store(tracks, Ordering::Relaxed);
-    live.clear();
+
+    pub fn is_in_use(self) -> bool {
+        LIVE_BLOCKS.get().is_some_and(|live| live.contains(self))
+    }
 }
 
-/// Whether a tracked block has not been freed.
-pub fn is_in_use(block: TrackedBlock) -> bool {
-    LIVE_BLOCKS.get().is_some_and(|live| live.contains(block))
+#[doc(hidden)]
+impl Allocations {
+    /// What the calling thread has allocated since it began. Meaningful as a difference.
+    #[inline(always)]
+    pub fn here() -> Self {
+        COUNTS.with(|counts| Self {
+            allocated_bytes: counts.allocated_bytes.get(),
+            allocations: counts.allocations.get(),
+            freed_bytes: counts.freed_bytes.get(),
+            frees: counts.frees.get(),
+        })
+    }
+
+    /// One more layer profiles spans.
+    pub fn begin_counting() {
+        if !CAN_COUNT {
+            return;
+        }
+        WORDS.users.fetch_add(1, Ordering::Relaxed);
+        let _uncounted = SuspendCounting::begin();
+        let before = Self::here();
+        drop(black_box(Box::new(0_u8)));
+        if Self::here() != before {
+            WORDS.is_installed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// One layer fewer profiles spans.
+    pub fn end_counting() {
+        WORDS.users.fetch_sub(u32::from(CAN_COUNT), Ordering::Relaxed);
+    }
+
+    /// Whether allocations are counted now, and the program's global allocator is a [`ProfilingAllocator`].
+    #[inline]
+    pub fn are_counted() -> bool {
+        is_counting() && WORDS.is_installed.load(Ordering::Relaxed)
+    }
 }
 
-/// What the calling thread has allocated since it began. Meaningful as a difference.
-#[inline(always)]
-pub fn allocated_here() -> Allocations {
-    COUNTS.with(|counts| Allocations {
-        allocated_bytes: counts.allocated_bytes.get(),
-        allocations: counts.allocations.get(),
-        freed_bytes: counts.freed_bytes.get(),
-        frees: counts.frees.get(),
-    })
-}
-
-/// While it lives, what the calling thread allocates does not count: it is the layer that allocates. Nothing is sampled,
-/// either, also in signal handlers.
+/// While it lives, what the calling thread allocates is the layer's, and does not count. Nothing is sampled, either.
 #[derive(Debug)]
 pub struct SuspendCounting {
     before: Allocations,
@@ -405,7 +427,13 @@ impl SuspendCounting {
     #[inline]
     pub fn begin() -> Self {
         let sample_at = COUNTS.with(|counts| counts.sample_at.replace(NEVER));
-        Self { before: allocated_here(), sample_at }
+        Self { before: Allocations::here(), sample_at }
+    }
+
+    /// Whether one lives on the calling thread.
+    #[inline]
+    pub fn is_active() -> bool {
+        COUNTS.with(|counts| counts.sample_at.get() == NEVER)
     }
 
     /// What the thread had allocated before.
@@ -428,12 +456,6 @@ impl Drop for SuspendCounting {
     }
 }
 
-/// Whether a [`SuspendCounting`] lives on the calling thread.
-#[inline]
-pub fn is_uncounted() -> bool {
-    COUNTS.with(|counts| counts.sample_at.get() == NEVER)
-}
-
 /// Whether thread-locals are at hand without an allocation. Elsewhere their first use may allocate.
 const CAN_COUNT: bool = cfg!(any(
     all(target_os = "linux", any(target_env = "gnu", target_env = "musl")),
@@ -441,35 +463,11 @@ const CAN_COUNT: bool = cfg!(any(
     all(windows, target_env = "msvc"),
 ));
 
-/// One more layer profiles spans.
-pub fn begin_counting() {
-    if !CAN_COUNT {
-        return;
-    }
-    WORDS.users.fetch_add(1, Ordering::Relaxed);
-    let _uncounted = SuspendCounting::begin();
-    let before = allocated_here();
-    drop(black_box(Box::new(0_u8)));
-    if allocated_here() != before {
-        WORDS.is_installed.store(true, Ordering::Relaxed);
-    }
-}
-
-/// One layer fewer profiles spans.
-pub fn end_counting() {
-    WORDS.users.fetch_sub(u32::from(CAN_COUNT), Ordering::Relaxed);
-}
-
 /// Called in the child of a fork, where no layer profiles spans.
-pub fn forget_counting() {
+#[allow(dead_code, reason = "only Linux has forks")]
+pub(super) fn forget_counting() {
     WORDS.users.store(0, Ordering::Relaxed);
     WORDS.tracks_blocks.store(false, Ordering::Relaxed);
-}
-
-/// Whether allocations are counted now, and the program's global allocator is a [`ProfilingAllocator`].
-#[inline]
-pub fn counts_allocations() -> bool {
-    is_counting() && WORDS.is_installed.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -480,16 +478,16 @@ mod tests {
     const ALLOCATOR: ProfilingAllocator = ProfilingAllocator::system();
 
     fn counted(action: impl FnOnce()) -> [u64; 4] {
-        let before = allocated_here();
+        let before = Allocations::here();
         action();
         let Allocations { allocated_bytes, allocations, freed_bytes, frees } =
-            allocated_here().since(before);
+            Allocations::here().since(before);
         [allocated_bytes, allocations, freed_bytes, frees]
     }
 
     #[test]
     fn each_call_is_passed_on_and_counted() {
-        begin_counting();
+        Allocations::begin_counting();
         let layout = Layout::from_size_align(100, 64).unwrap();
         let larger = Layout::from_size_align(300, 64).unwrap();
         // SAFETY: blocks are used within their layouts, and freed once with the layout that they have.
@@ -510,12 +508,12 @@ mod tests {
             };
             assert_eq!(counted(uncounted), [0; 4]);
         }
-        end_counting();
+        Allocations::end_counting();
     }
 
     #[test]
     fn a_failed_allocation_does_not_count() {
-        begin_counting();
+        Allocations::begin_counting();
         let huge = Layout::from_size_align(isize::MAX as usize - 63, 64).unwrap();
         let layout = Layout::from_size_align(64, 64).unwrap();
         // SAFETY: the block is freed once, with the layout that it has after the failed call.
@@ -526,7 +524,7 @@ mod tests {
             assert_eq!(counted(grow), [0; 4]);
             ALLOCATOR.dealloc(block, layout);
         }
-        end_counting();
+        Allocations::end_counting();
     }
 
     /// In a process of its own, since other tests have layers.
@@ -540,13 +538,13 @@ mod tests {
         // SAFETY: the block is freed once with its layout.
         let pair = || unsafe { ALLOCATOR.dealloc(ALLOCATOR.alloc(layout), layout) };
         assert_eq!(counted(pair), [0; 4]);
-        begin_counting();
-        begin_counting();
-        end_counting();
+        Allocations::begin_counting();
+        Allocations::begin_counting();
+        Allocations::end_counting();
         assert_eq!(counted(pair), [100, 1, 100, 1]);
-        end_counting();
+        Allocations::end_counting();
         assert_eq!(counted(pair), [0; 4]);
-        begin_counting();
+        Allocations::begin_counting();
         forget_counting();
         assert_eq!(counted(pair), [0; 4], "in the child of a fork");
     }

@@ -13,7 +13,7 @@ use crossbeam::utils::CachePadded;
 
 use super::platform;
 use super::stripes::{STRIPES, Stripe, Striped, stripes_in_use};
-use super::words::fork_generation;
+use super::words::Forks;
 
 /// Hands out its blocks without a lock, those first that the calling thread used last.
 #[derive(Debug)]
@@ -26,7 +26,6 @@ struct BlockMemory {
     count: u32,
     /// The block after each in its chain: the chain of those that are free, or of some that were taken together.
     next: Box<[BlockLinks]>,
-    /// Blocks that were never used.
     unused: CachePadded<FreeList>,
     /// Free blocks that were used, by the part of the threads that used them last. Threads take from others if nothing
     /// else is left, so that no block is kept from anyone, also after its threads have ended.
@@ -65,7 +64,6 @@ unsafe impl Send for BlockMemory {}
 // SAFETY: as above.
 unsafe impl Sync for BlockMemory {}
 
-/// The end of a chain.
 const NONE: u32 = u32::MAX;
 const ONE_CHANGE: u64 = 1 << 32;
 const MAX_BLOCKS: usize = 4 << 20;
@@ -80,7 +78,7 @@ impl BlockPool {
 
     /// False in the child of a fork.
     pub fn is_here(&self) -> bool {
-        self.0.made_in == fork_generation()
+        self.0.made_in == Forks::generation()
     }
 
     /// Whether more than that many percent of its blocks are in use.
@@ -121,7 +119,7 @@ impl BlockMemory {
             next: (0..(count as usize).div_ceil(LINKS)).map(links).collect(),
             unused: CachePadded::new(list(if count == 0 { NONE } else { 0 })),
             free: array::from_fn(own),
-            made_in: fork_generation(),
+            made_in: Forks::generation(),
         }
     }
 

@@ -9,12 +9,10 @@ use super::platform::{self, TickSource};
 #[cfg(any(test, feature = "_test"))]
 mod scripted;
 
-/// Counts ticks of the CPU's time stamp counter if the kernel itself uses it, and otherwise nanoseconds of
-/// `CLOCK_MONOTONIC_RAW`.
+/// Counts ticks of the CPU's time stamp counter if the kernel itself uses it, else ns of `CLOCK_MONOTONIC_RAW`.
 ///
-/// `CLOCK_MONOTONIC_RAW` is a fixed multiple of the counter, since the kernel never slews it. The rate measured here
-/// therefore becomes more accurate over time and remains valid, and the kernel's records, which have timestamps of that
-/// clock, are on the same time line.
+/// `CLOCK_MONOTONIC_RAW` is a fixed multiple of the counter, since the kernel never slews it. So the measured rate becomes
+/// more accurate over time, and the kernel's records, which have that clock, are on the same time line.
 #[derive(Debug)]
 pub struct Clock {
     source: TickSource,
@@ -29,9 +27,7 @@ pub struct Clock {
 
 #[derive(Clone, Copy, Debug)]
 struct Measurement {
-    /// The start of the rate measurement.
     first: Pair,
-    /// Whether the rate has been measured over [`CERTAIN`].
     is_certain: bool,
 }
 
@@ -164,8 +160,7 @@ impl Clock {
         }
     }
 
-    /// Measures the counter's rate over the whole time since this clock was created, or since the system last resumed
-    /// from suspend.
+    /// Measures the counter's rate since this clock was created, or since the system last resumed from suspend.
     ///
     /// Does nothing if that was done a moment ago.
     pub fn refine(&self) {
@@ -202,8 +197,7 @@ impl Clock {
 
     /// What to add to a `CLOCK_MONOTONIC_RAW` reading to get nanoseconds since the Unix epoch.
     ///
-    /// Measured now: for a moment in the past, the error is the slew of the system clock since then, at most 0.5 ms per
-    /// second and usually a hundredth of that.
+    /// Measured now: for the past, the error is the slew since then, at most 0.5 ms per second, and usually a hundredth.
     pub fn unix_offset_ns(&self) -> i128 {
         narrowest(|| {
             let before = platform::monotonic_raw_ns();

@@ -8,7 +8,6 @@ pub(super) struct LiveBlocks {
     /// A byte for each place of a bucket: 0 if free, or a part of the address's hash. Almost all frees read only this word.
     tags: Box<[AtomicU64]>,
     addresses: Box<[AtomicUsize]>,
-    /// How often each place was used.
     uses: Box<[AtomicU32]>,
 }
 
@@ -22,11 +21,9 @@ pub struct TrackedBlock {
 const BUCKETS_LOG2: u32 = 14;
 const BUCKETS: usize = 1 << BUCKETS_LOG2;
 const WAYS: usize = 8;
-/// Set in each tag.
 const USED: u64 = 0x80;
 const EACH: u64 = 0x0101_0101_0101_0101;
 
-/// The bucket and the tag of an address.
 #[inline(always)]
 const fn hashed(address: usize) -> (usize, u64) {
     // Two rounds of a multiplicative hash: after one, addresses at regular distances share buckets.

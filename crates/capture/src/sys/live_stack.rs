@@ -6,7 +6,6 @@ use std::ptr;
 
 use super::platform;
 
-/// The registers from which a stack is unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
     pub pc: u64,

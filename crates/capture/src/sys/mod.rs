@@ -41,11 +41,7 @@ mod platform;
 
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
-pub use allocator::{
-    ProfilingAllocator, SampledAllocation, SuspendCounting, allocated_here, begin_counting,
-    can_sample, counts_allocations, end_counting, forget_counting, is_in_use, is_uncounted,
-    sample_allocations, track_blocks,
-};
+pub use allocator::{ProfilingAllocator, SampledAllocation, SuspendCounting};
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
 pub use files_guard::FilesGuard;
@@ -62,20 +58,19 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    Files, KernelFile, PerfRing, address_space_left, blocked, cpu_ns_of, current_pid, current_tid,
-    forbidden_calls, has_ended, is_mapped_as, log_between_forks, mapped_now, mappings, memory_file,
-    on_fork, open_file_limit, open_regular, open_schedstat, open_without_waiting, own_thread,
-    own_threads, owner_of_lock, path_of_open, process_cpu_ns, program_path, read_filters,
-    read_own_memory, read_own_stack, schedstat, stat_of, switches_of, take_signals_without_room,
-    thread_cpu_ns, tick_ns, watch_forks,
+    Files, KernelFile, PerfRing, address_space_left, cpu_ns_of, current_pid, current_tid,
+    has_ended, mappings, memory_file, open_file_limit, open_regular, open_without_waiting,
+    own_threads, path_of_open, process_cpu_ns, program_path, read_filters, read_own_memory,
+    read_own_stack, thread_cpu_ns, tick_ns,
 };
 pub(crate) use platform::{
     HardwareCounters, PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring,
-    current_thread, executable_mappings, has_small_signal_stack, is_own_thread, is_traced,
-    loaded_modules, locked_memory_limit, module_loads, note_claimed_signals, open_keep_alive,
-    open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
-    program_memory, signal_of_timers, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
-    try_thread_usage, unblock_timers,
+    current_thread, executable_mappings, has_small_signal_stack, is_in_time_namespace,
+    is_own_thread, is_traced, loaded_modules, locked_memory_limit, module_loads,
+    note_claimed_signals, open_keep_alive, open_sample_ring, open_switch_ring, open_timer_ring,
+    pending_signal_limit, probe_timers, program_memory, signal_of_timers,
+    take_signals_without_room, thread_stack, try_cpu_ns_of, try_thread_cpu_ns, try_thread_usage,
+    unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};
@@ -94,4 +89,4 @@ pub use types::{
     ThreadStat, WhyRefused,
 };
 pub use usage::{Allocations, Usage};
-pub use words::{WORDS, fork_generation};
+pub use words::{Forks, WORDS};

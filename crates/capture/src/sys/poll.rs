@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::platform::{Files, futex_wait, futex_wake};
 
-/// What the collector sleeps on.
 #[derive(Debug)]
 pub struct Poller(Arc<Wakeups>, Arc<Files>);
 
@@ -15,7 +14,6 @@ pub struct Poller(Arc<Wakeups>, Arc<Files>);
 #[derive(Clone, Debug)]
 pub struct Waker(Weak<Wakeups>);
 
-/// What both share.
 #[derive(Debug)]
 pub(super) struct Wakeups {
     /// Changes with every call that must end a sleep.
@@ -48,8 +46,7 @@ impl Poller {
         Waker(Arc::downgrade(&self.0))
     }
 
-    /// Sleeps until [`Waker::wake`] is called, until some time after [`Waker::wake_soon`], or until the timeout; `None`
-    /// means no timeout.
+    /// Sleeps until [`Waker::wake`], until some time after [`Waker::wake_soon`], or until the timeout; `None` for none.
     ///
     /// Returns false on a timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::ring::SampleRing;
 use super::words::WORDS;
 
-/// A counter that moves only in program order of its own thread: a kernel ring's `data_head`, or a counter of a timer's
-/// ring.
+/// A counter that moves in program order of its own thread only: a kernel ring's `data_head`, or a timer ring's.
 ///
 /// Reading it takes less than a nanosecond, so every span hook can check whether a sample fell since the last hook.
 #[derive(Debug)]

@@ -11,7 +11,6 @@ pub const STRIPES: usize = 64;
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// How many parts have been given to threads.
 pub(super) fn stripes_in_use() -> usize {
     NEXT.load(Ordering::Relaxed).min(STRIPES)
 }

@@ -34,9 +34,6 @@ pub trait WakerObserver: Send + Sync + Sized + 'static {
 }
 
 /// The waker of one future. It outlives the future if clones of it are held elsewhere, and then still forwards.
-///
-/// A `TaskWaker` holds the executor's waker only as long as it has clones. It would otherwise keep the task alive,
-/// which owns the future that owns this waker.
 #[derive(Debug)]
 #[repr(align(32))]
 pub struct TaskWaker<T> {
@@ -205,12 +202,10 @@ impl<T: WakerObserver> TaskWaker<T> {
     }
 }
 
-/// The tag of an address.
 fn tag_of(data: *const ()) -> usize {
     data.addr() & (TAGS - 1)
 }
 
-/// The address without its tag.
 fn untagged<T>(data: *const ()) -> *const TaskWaker<T> {
     data.map_addr(|address| address & !(TAGS - 1)).cast()
 }

@@ -1,5 +1,6 @@
 //! Types that both platforms use.
 
+use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -7,7 +8,6 @@ use std::path::PathBuf;
 /// The program's own number of what a thread does, for instance of a span. Samples have that of their moment.
 pub type Tag = NonZeroU64;
 
-/// What to sample, how often, and into how much memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampleRequest {
     pub period_ns: u64,
@@ -29,7 +29,6 @@ pub(crate) const ANY_STACK: Range<u64> = 0..u64::MAX;
 /// The most bytes of a stack that are copied for a sample: what fits into one perf record.
 pub const MAX_STACK_COPIED: u32 = 65_448;
 
-/// A thread's own stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStack {
     pub(crate) bounds: Range<u64>,
@@ -38,7 +37,6 @@ pub struct ThreadStack {
 }
 
 impl ThreadStack {
-    /// A stack whose bounds are not known.
     pub(crate) const ANY: Self = Self { bounds: ANY_STACK, errno_at: 0 };
 }
 
@@ -82,14 +80,11 @@ impl OsThread {
     }
 }
 
-/// What the kernel says of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadStat {
     pub thread: OsThread,
     /// The letter of its state, as in `proc_pid_stat(5)`.
     pub state: u8,
-    /// For how long it ran in user code: the kernel divides the CPU time by what it found at its ticks.
-    pub(crate) user_ns: Option<u64>,
 }
 
 impl ThreadStat {
@@ -99,44 +94,72 @@ impl ThreadStat {
     }
 }
 
-/// Why an event, a timer or a ring could not be created, by what a user can do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why an event, a timer or a ring could not be created, by what a user can do about it. Numbers are errnos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(dead_code, reason = "each platform uses some of them")]
 pub enum WhyRefused {
-    /// Perf events are refused by `perf_event_paranoid`, a seccomp filter or a security module; with the errno.
+    /// By `perf_event_paranoid`, a seccomp filter or a security module.
+    #[error(
+        "perf_event_open is refused ({}); allow it on the host with `sysctl kernel.perf_event_paranoid=2`, in a \
+         container with the capability PERFMON (`docker run --cap-add PERFMON`)", error(.0)
+    )]
     NotAllowed(i32),
-    /// The kernel has no perf events; with the errno.
+    #[error("this kernel has no perf events (perf_event_open: {})", error(.0))]
     NotSupported(i32),
-    /// A call is refused, or does not do what it is used for; with the errno.
+    /// Or it does not do what it is used for.
+    #[error("{} is refused: {}", .0.with_requests(), error(.1))]
     Failed(FilteredSyscall, i32),
-    /// The limit of open files of this process or of the system is reached.
+    #[error("the limit on open files is reached")]
     NoFiles,
-    /// The limit of locked memory of an unprivileged user is reached.
+    #[error("the limit of locked memory is reached")]
     NoLockedMemory,
     /// No memory or no address space.
+    #[error("out of memory")]
     NoMemory,
-    /// The user's limit of pending signals (`ulimit -i`) is reached.
+    #[error(
+        "the limit of pending signals is reached (`ulimit -i`, now {}); each timer takes one, and all of them at most \
+         an eighth: raise it to eight times the number of threads",
+        super::platform::pending_signal_limit()
+    )]
     NoTimers,
-    /// A timer's signal may not fit on the thread's alternate signal stack.
+    #[error("the signal stacks of threads are too small")]
     SmallSignalStack,
-    /// No signal is free, or not the one that was asked for.
+    #[error(
+        "no signal is free, or not the one of TRACING_PROFILING_SIGNAL: it must be a real-time signal or SIGPROF, and \
+         have no handler"
+    )]
     NoSignal,
-    /// A thread blocks the signal of the timers.
+    #[error("the thread blocks the signal of timers")]
     SignalBlocked,
     /// A debugger would stop at each signal.
+    #[error("a debugger is attached")]
     Traced,
-    /// The bounds of the thread's stack are not known.
+    #[error("the bounds of the thread's stack are not known (is /proc mounted?)")]
     NoStack,
-    /// Another error, with its errno.
+    #[error("{}", error(.0))]
     Other(i32),
+    #[error("perf has another clock than this time namespace")]
+    TimeNamespace,
     /// Disabled by the settings.
+    #[error("it was not requested")]
     NotAsked,
-    /// The thread has ended.
+    #[error("the thread has ended")]
     Ended,
-    /// A seccomp filter would kill the process.
+    #[error(
+        "the seccomp filter of this process kills it at a system call for that, which is therefore not made; allow it \
+         (`SystemCallFilter=` of systemd)"
+    )]
     KilledBySeccomp,
-    /// This system does not have it at all.
+    /// The system does not have it at all.
+    #[error("this system has no such timers")]
     OtherSystem,
+}
+
+fn error(errno: &i32) -> io::Error {
+    match errno {
+        0 => io::Error::other("for an unexpected reason"),
+        errno => io::Error::from_raw_os_error(*errno),
+    }
 }
 
 impl WhyRefused {
@@ -148,6 +171,7 @@ impl WhyRefused {
                 | Self::NotSupported(_)
                 | Self::Failed(..)
                 | Self::KilledBySeccomp
+                | Self::TimeNamespace
                 | Self::OtherSystem
                 | Self::NoSignal
         )
@@ -173,6 +197,13 @@ macro_rules! filtered_syscalls {
                     $(Self::$call => $name,)+
                 }
             }
+
+            fn with_requests(self) -> &'static str {
+                match self {
+                    Self::PerfEventOpen => "perf_event_open, or an ioctl of its events,",
+                    call => call.name(),
+                }
+            }
         }
     };
 }
@@ -191,7 +222,6 @@ filtered_syscalls! {
     MemfdCreate "memfd_create"
 }
 
-/// A thread that is blocked in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocked {
     pub call: Call,
@@ -200,7 +230,6 @@ pub struct Blocked {
     pub pc: u64,
 }
 
-/// What a thread is blocked in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(dead_code, reason = "only Linux reports it")]
 pub enum Call {
@@ -245,7 +274,6 @@ pub(crate) struct MappedPart {
     pub(crate) file_offset: u64,
 }
 
-/// How often modules have been loaded and unloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleLoads {
     pub(crate) loaded: u64,
@@ -258,7 +286,6 @@ pub(crate) struct ModuleList {
     pub(crate) modules: Vec<LoadedModule>,
     /// How many of them the loader lists. These are the first, in the order in which they were loaded.
     pub(crate) listed: usize,
-    /// Whether the files of modules were found out.
     pub(crate) has_files: bool,
 }
 
@@ -277,7 +304,6 @@ pub struct MappedFile {
 pub enum NoFile {
     /// The mappings were not read, since that took too long shortly before.
     NotRead,
-    /// The mappings cannot be read.
     Unreadable(String),
     /// The memory of the module comes from no file.
     NotMapped,
@@ -295,10 +321,8 @@ pub struct FileIdentity {
 pub struct Schedstat {
     /// Up to the last tick or switch.
     pub(crate) cpu_ns: u64,
-    /// For how long it could have run and had no CPU: it was preempted, or woken, or its control group was throttled. A
-    /// delay counts when it ends.
+    /// For how long it could have run and had no CPU, also when its control group was throttled. Counts when that ends.
     pub run_delay_ns: u64,
-    /// How often it got a CPU.
     pub(crate) runs: u64,
 }
 

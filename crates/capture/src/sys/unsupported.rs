@@ -19,7 +19,7 @@ use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
     SampleRequest, Schedstat, ThreadStack, ThreadStat, WhyRefused,
 };
-use crate::sys::Waker;
+use crate::sys::{Forks, Waker};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TickSource {
@@ -62,10 +62,6 @@ pub fn futex_wake(_: &AtomicU32) {
     // A thread that has read the word sleeps by then.
     drop(lock.lock());
     woken.notify_all();
-}
-
-pub fn log_between_forks(log: impl FnOnce()) {
-    log();
 }
 
 pub fn current_tid() -> u32 {
@@ -111,7 +107,6 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Declares functions with the values they return.
 macro_rules! stubs {
     ($($(#[$meta:meta])* fn $name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
         $($(#[$meta])* pub fn $name($($argument: $type),*) $(-> $result)? { $value })*
@@ -119,14 +114,11 @@ macro_rules! stubs {
 }
 
 stubs! {
-    fn on_fork(_: fn()) = ();
-    fn watch_forks() = ();
     fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
     fn process_cpu_ns() -> Option<u64> = None;
     fn current_pid() -> u32 = std::process::id();
-    fn own_thread(_: u32) -> OsThread = OsThread::new(0, b"");
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
@@ -148,24 +140,18 @@ stubs! {
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
     fn note_claimed_signals() = ();
     fn is_traced() -> bool = false;
+    fn is_in_time_namespace() -> bool = false;
     fn has_small_signal_stack() -> bool = false;
     fn open_sample_ring(_: SampleRequest, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_switch_ring(_: usize, _: u32) -> Result<PerfRing, WhyRefused> = refused();
     fn open_timer_ring(_: SampleRequest, _: u32, _: ThreadStack, _: &Waker) -> Result<TimerRing, WhyRefused> = refused();
     fn probe_timers(_: SampleRequest, _: u32) -> Result<(), WhyRefused> = refused();
-    fn blocked(_: u32) -> io::Result<Option<Blocked>> = unsupported();
     fn own_threads() -> io::Result<Vec<u32>> = unsupported();
-    fn stat_of(_: u32) -> io::Result<ThreadStat> = unsupported();
-    fn open_schedstat(_: u32) -> io::Result<KernelFile> = unsupported();
-    fn schedstat(_: &KernelFile) -> io::Result<Schedstat> = unsupported();
-    fn switches_of(_: u32) -> Option<u64> = None;
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
     fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
     fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
-    fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
-    fn mapped_now(_: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> = unsupported();
     fn program_path() -> Option<PathBuf> = None;
     fn module_loads() -> ModuleLoads = ModuleLoads::default();
     fn address_in_libc() -> u64 = 0;
@@ -178,13 +164,38 @@ stubs! {
     fn memory_file() -> io::Result<File> = unsupported();
     fn tick_source() -> TickSource = TickSource::Raw;
     fn current_thread() -> OsThread = OsThread::new(current_tid(), b"");
-    /// No mutex is known to have an owner.
-    fn owner_of_lock(_: Call) -> Option<u32> = None;
-    fn forbidden_calls() -> std::iter::Empty<FilteredSyscall> = std::iter::empty();
     /// No module is known here whose file could be opened.
     fn open_without_waiting(path: &Path) -> io::Result<File> = File::open(path);
     #[cfg(test)]
     fn open_switch_registers(_: usize) -> Result<PerfRing, WhyRefused> = refused();
+}
+
+/// As `stubs`, of types.
+macro_rules! associated {
+    ($($of:ident: fn $name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
+        $(impl $of { pub fn $name($($argument: $type),*) $(-> $result)? { $value } })*
+    };
+}
+
+associated! {
+    Forks: fn on_each(_: fn()) = ();
+    Forks: fn watch() = ();
+    OsThread: fn of(_: u32) -> Self = Self::new(0, b"");
+    ThreadStat: fn of(_: u32) -> io::Result<Self> = unsupported();
+    ThreadStat: fn switches_of(_: u32) -> Option<u64> = None;
+    Blocked: fn of(_: u32) -> io::Result<Option<Self>> = unsupported();
+    Call: fn lock_owner(self: Self) -> Option<u32> = None;
+    Schedstat: fn open(_: u32) -> io::Result<KernelFile> = unsupported();
+    Schedstat: fn read(_: &KernelFile) -> io::Result<Self> = unsupported();
+    FilteredSyscall: fn forbidden() -> std::iter::Empty<Self> = std::iter::empty();
+    MappedFile: fn now(_: FileIdentity) -> io::Result<Option<(Self, PathBuf)>> = unsupported();
+    MappedFile: fn is_mapped_as(_: &File, _: FileIdentity) -> bool = false;
+}
+
+impl Forks {
+    pub fn log_between(log: impl FnOnce()) {
+        log();
+    }
 }
 
 /// What the kernel would give. There are no values of it, so its methods are never called.
@@ -218,7 +229,6 @@ methods! {
     RingMemory: fn tail() -> u64;
     RingMemory: fn release_to(_: u64);
     RingMemory: fn copy(_: u64, _: &mut [u8]);
-    RingMemory: fn own_time(_: u64) -> u64;
     #[cfg(any(test, feature = "_test"))]
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;

@@ -7,15 +7,13 @@ use super::allocator::TakeSample;
 
 /// Words that hooks, wrapped polls, allocations and frees read, and that hardly ever change.
 ///
-/// The words are one static with lines of its own. The linker places small statics of all crates side by side, and a
-/// word that other threads write all the time would make each read of its neighbours as slow as a write. Of 128 bytes,
-/// since processors fetch lines in pairs.
+/// One static with lines of its own: the linker places small statics of all crates side by side, and a word that others
+/// write all the time would make each read of its neighbours slow. Of 128 bytes: processors fetch lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub struct CommonWords {
     /// The number of layers that profile spans. The child of a fork has none.
     pub(super) users: AtomicU32,
-    /// See [`fork_generation`](super::fork_generation).
     pub(super) fork_generation: AtomicU32,
     /// See [`Position::fixed`](super::Position::fixed).
     pub(super) never_moves: AtomicU64,
@@ -45,16 +43,21 @@ pub static WORDS: CommonWords = CommonWords {
     take_sample: OnceLock::new(),
 };
 
-/// A number that is greater in a forked child than in its parent, once [`watch_forks`](super::watch_forks) was called.
-///
-/// In a child neither the layer's threads nor its rings exist: the kernel does not copy a ring's mapping, and locks of
-/// threads that do not exist there may be held forever. Code that finds another number than the one its state was
-/// created under must not touch that state.
-///
-/// A child made by a bare `clone` system call that shares no memory is not detected.
-#[inline(always)]
-pub fn fork_generation() -> u32 {
-    WORDS.fork_generation.load(Ordering::Relaxed)
+/// Forks of the process.
+#[derive(Debug)]
+pub struct Forks;
+
+impl Forks {
+    /// A number that is greater in a forked child than in its parent, once [`Self::watch`] was called.
+    ///
+    /// In a child neither the layer's threads nor its rings exist, and locks of threads that do not exist there may be held
+    /// forever. Code that finds another number than its state was created under must not touch that state.
+    ///
+    /// A child made by a bare `clone` system call that shares no memory is not detected.
+    #[inline(always)]
+    pub fn generation() -> u32 {
+        WORDS.fork_generation.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

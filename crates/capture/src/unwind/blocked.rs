@@ -1,5 +1,4 @@
-//! Unwinding a thread that is blocked in a system call. Of its registers, the kernel reports only the program counter
-//! and the stack pointer.
+//! Unwinding a thread that is blocked in a system call, of which the kernel reports the program counter and stack pointer.
 //!
 //! The frame pointer is restored where a function saved it. Before that, its value follows from the function's
 //! prologue, or from a saved pair whose return address comes right after a call of this function. Frames from there on
@@ -45,7 +44,6 @@ pub(super) struct FrameToUnwind {
     pub(super) sp: u64,
 }
 
-/// How a walk up the stack ended.
 pub(super) enum Stop {
     At(UnwindEnd),
     /// After the frame of a signal, which proves that the frames below it are those of its handler.
@@ -155,8 +153,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     /// Tries the words of the stack that can be the frame's return address: first those after a call of its function, then
     /// those after an indirect call. The lowest address comes first, since higher ones belong to callers.
     ///
-    /// The first functions of a thread are called indirectly, and from there all is consistent. Such a word is therefore
-    /// taken only if no nearer one leads anywhere.
+    /// The first functions of a thread are called indirectly, so such a word is taken only if no nearer one leads anywhere.
     fn search(
         &mut self,
         frame: FrameToUnwind,

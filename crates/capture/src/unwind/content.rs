@@ -25,7 +25,6 @@ const MAX_WITHOUT_BUILD_ID: u64 = 8 << 20;
 const ELF_HEADER: u64 = 64;
 
 impl FileContent {
-    /// Reads it from memory.
     pub(super) fn of(module: &LoadedModule, is_program: bool, has_build_id: bool) -> Option<Self> {
         let most_bytes =
             if is_program || has_build_id { MAX_WITH_BUILD_ID } else { MAX_WITHOUT_BUILD_ID };

@@ -18,7 +18,6 @@ const AHEAD: Duration = Duration::from_secs(5);
 /// If they cannot be read.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
-/// What was read last.
 #[derive(Debug)]
 pub(super) struct ModuleListing {
     loads: Option<ModuleLoads>,
@@ -28,13 +27,11 @@ pub(super) struct ModuleListing {
     before_samples: ModuleLoads,
     /// The loads before all samples that will not yet be read when this reading of samples ends.
     before_others: ModuleLoads,
-    /// Whether the files of the modules were found out.
     has_files: bool,
     /// Until when the mappings may not be read again, apart from what is allowed ahead.
     read_until: Option<Instant>,
 }
 
-/// The modules that are loaded.
 #[derive(Debug)]
 pub(super) struct ChangedModules {
     pub(super) modules: Vec<LoadedModule>,

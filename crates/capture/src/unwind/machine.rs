@@ -142,9 +142,8 @@ where
     }
 }
 
-/// Functions built with `-mbranch-protection` sign return addresses in the bits above those of user addresses. Linux
-/// gives user programs 48-bit addresses unless they request more, and code is never above the range of the dynamic
-/// loader.
+/// `-mbranch-protection` signs return addresses in the bits above those of user addresses, which have 48 unless a program
+/// requests more. Code is never above the range of the dynamic loader.
 const MASK: PtrAuthMask = PtrAuthMask(u64::MAX >> (u64::BITS - USER_ADDRESS_BITS));
 const USER_ADDRESS_BITS: u32 = 48;
 

@@ -122,7 +122,6 @@ struct Loaded {
     end: u64,
     bias: u64,
     id: ModuleId,
-    /// The parts that are executable.
     segments: Vec<MappedPart>,
     eh_frame_hdr: Option<MappedPart>,
     /// The module was not unloaded while its tables were read.
@@ -147,7 +146,6 @@ impl Loaded {
     }
 }
 
-/// A change of the loaded modules, for the unwinder.
 pub(super) enum ModuleChange {
     Added(framehop::Module<TableBytes>),
     /// The start of its code in memory.

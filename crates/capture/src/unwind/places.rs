@@ -54,13 +54,11 @@ impl CodePlace {
 /// How many times code without tables sets up a frame, at most two, and the last.
 pub(super) type SavedFrames = (usize, Option<SavedFrame>);
 
-/// The places that were asked for.
 #[derive(Debug)]
 pub(super) struct Places {
     known: Vec<CodePlace>,
     /// By the addresses that the code is between.
     saved: HashMap<Range<u64>, SavedFrames>,
-    /// Where the jumps of a function lead.
     jumps: HashMap<u64, Arc<[u64]>>,
     pub(super) mappings: Mappings,
 }

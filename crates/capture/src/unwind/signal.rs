@@ -19,7 +19,6 @@ pub(super) fn return_start(code: &[u8], instructions: &[u8]) -> Option<usize> {
     code.windows(instructions.len()).take(LONGEST + 2).position(|code| code == instructions)
 }
 
-/// What a signal interrupted.
 pub(super) struct Interrupted {
     pub(super) registers: Registers,
     /// The handler had a stack of its own, and the interrupted stack is another one.

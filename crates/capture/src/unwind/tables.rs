@@ -54,9 +54,8 @@ pub(crate) struct UnwindTables {
 impl UnwindTables {
     /// The tables of a module, if it has any.
     ///
-    /// Only the header's length is known in advance; the header has the address of `.eh_frame`. That section is assumed
-    /// to extend to the end of its segment. What follows the section there is never read, since the header's index has
-    /// the location of each entry.
+    /// Only the header's length is known in advance. `.eh_frame` is assumed to extend to the end of its segment: what follows
+    /// the section is never read, since the header's index has the location of each entry.
     pub(crate) fn of(module: &LoadedModule) -> Option<Self> {
         let header_addresses = module.eh_frame_hdr.as_ref()?.addresses.clone();
         // A damaged file may state any address.

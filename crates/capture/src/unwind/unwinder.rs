@@ -350,8 +350,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
         end
     }
 
-    /// Fills `frames` with the stack's frames, the innermost first. `stack` returns the word at an offset in bytes
-    /// above the stack pointer.
+    /// Fills `frames`, the innermost first. `stack` returns the word at an offset in bytes above the stack pointer.
     pub fn unwind(
         &mut self,
         registers: Registers,

@@ -3,8 +3,9 @@
 use std::env;
 use std::sync::OnceLock;
 
-use tracing_profiling_capture::{host, sys};
+use tracing_profiling_capture::sys;
 
+use crate::facts::memory_limit;
 use crate::profile::{ProfileId, Resource, Value};
 
 /// The default resource: the attributes in `OTEL_RESOURCE_ATTRIBUTES`, and these, unless they are among them:
@@ -46,7 +47,7 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
     let text = |text: Option<String>| text.map(Value::from);
     let found = [
         ("profile.machine.cpus", number(cpus.ok())),
-        ("profile.machine.memory_bytes", number(host::memory_limit())),
+        ("profile.machine.memory_bytes", number(memory_limit())),
         ("service.instance.id", text(instance_id())),
         ("process.executable.name", text(executable_name())),
         ("host.name", text(line_of("/proc/sys/kernel/hostname"))),

@@ -2,6 +2,7 @@
 //! writes about kept spans reads them here.
 
 mod children;
+mod control_group;
 #[doc(hidden)]
 pub mod format;
 mod measure;
@@ -17,11 +18,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::ids::{SpanId, TraceId, TraceIds};
 
 pub use children::{ChildOrder, ChildTotals, Children};
+pub use control_group::ThrottlingUnknown;
+#[doc(hidden)]
+pub use control_group::{ControlGroup, cpu_group_in, memory_left, memory_limit};
 pub use measure::{Measure, Unit};
 pub use reason::{Reason, Reasons};
 pub use split::TimeKind;
 pub use times::TimeBreakdown;
-pub use tracing_profiling_capture::{Allocations, ThrottlingUnknown, Usage};
+pub use tracing_profiling_capture::{Allocations, Usage};
 
 /// The name of a span with the values of fields: `report{tenant=7}`. A request is named by method and route: `GET /cart/{id}`.
 pub fn name_with_fields<'a>(

@@ -13,23 +13,27 @@ use super::texts::{field, mask_in};
 use super::thread::{current_tid, is_own_thread};
 use crate::sys::types::{Blocked, Call, OsThread, Schedstat, ThreadStat, WhyRefused};
 
-/// Where a thread of this process is blocked; `None` if it is running or runnable.
-///
-/// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
-/// only to programs that were started with file capabilities, that have changed their user, or are not dumpable.
-pub fn blocked(tid: u32) -> io::Result<Option<Blocked>> {
-    let bytes = read(tid, "syscall")?;
-    Ok(std::str::from_utf8(&bytes).ok().and_then(parse))
+impl Blocked {
+    /// Where a thread of this process is blocked; `None` if it is running or runnable.
+    ///
+    /// Reads `/proc/self/task/TID/syscall`, which a process may read for its own threads without privileges. It is refused
+    /// only to programs that were started with file capabilities, that have changed their user, or are not dumpable.
+    pub fn of(tid: u32) -> io::Result<Option<Self>> {
+        let bytes = read(tid, "syscall")?;
+        Ok(std::str::from_utf8(&bytes).ok().and_then(parse))
+    }
 }
 
-/// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
-pub fn owner_of_lock(call: Call) -> Option<u32> {
-    let Call::PlainFutex(lock) = call else { return None };
-    let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
-    let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
-    // The state of the mutex, its depth, its owner, the number of its users, and its kind.
-    let words = [words.next()?, words.next()?, words.next()?, words.next()?, words.next()?];
-    owner_of(words).filter(|owner| is_own_thread(*owner))
+impl Call {
+    /// The thread that holds the lock for which a thread waits, if that is a mutex of glibc: only these have it.
+    pub fn lock_owner(self) -> Option<u32> {
+        let Self::PlainFutex(lock) = self else { return None };
+        let bytes = read_own_memory(lock..lock.checked_add(20)?).ok()?;
+        let mut words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+        // The state of the mutex, its depth, its owner, the number of its users, and its kind.
+        let words = [words.next()?, words.next()?, words.next()?, words.next()?, words.next()?];
+        owner_of(words).filter(|owner| is_own_thread(*owner))
+    }
 }
 
 /// The owner, if it is a mutex of glibc for which a thread waits. Locks of others have other words there.
@@ -42,25 +46,28 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
     (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
 }
 
-/// What the kernel says of a thread of this process in `/proc/self/task/TID/stat`, which every user may read, also where
-/// [`blocked`] is refused.
-pub fn stat_of(tid: u32) -> io::Result<ThreadStat> {
-    Ok(stat_in(tid, &read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?)
+impl ThreadStat {
+    /// What `/proc/self/task/TID/stat` says of a thread of this process: also where [`Blocked::of`] is refused.
+    pub fn of(tid: u32) -> io::Result<Self> {
+        Ok(stat_in(tid, &read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?)
+    }
+
+    /// How often a thread of this process has been switched out since it started, also for the wait that it is in.
+    pub fn switches_of(tid: u32) -> Option<u64> {
+        let status = status_of(tid)?;
+        // Blocked, and preempted.
+        let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+        Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
+    }
 }
 
 fn stat_in(tid: u32, stat: &[u8]) -> Option<ThreadStat> {
-    /// `USER_HZ` is 100 on all architectures of this crate.
-    const NS_PER_USER_TICK: u64 = 10_000_000;
     // The name can contain anything.
     let start = stat.iter().position(|byte| *byte == b'(')? + 1;
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let name = unescaped(stat.get(start..end)?);
-    let mut fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace();
-    let state = *fields.next()?.as_bytes().first()?;
-    // The 14th field, where the state is the third.
-    let user_ticks = fields.nth(10).and_then(|ticks| ticks.parse::<u64>().ok());
-    let user_ns = user_ticks.map(|ticks| ticks.saturating_mul(NS_PER_USER_TICK));
-    Some(ThreadStat { thread: OsThread::new(tid, &name), state, user_ns })
+    let state = *stat.get(end + 1..)?.trim_ascii_start().first()?;
+    Some(ThreadStat { thread: OsThread::new(tid, &name), state })
 }
 
 /// The kernel escapes newlines and backslashes.
@@ -101,15 +108,17 @@ fn check_proc() -> io::Result<()> {
     Ok(())
 }
 
-pub fn open_schedstat(tid: u32) -> io::Result<KernelFile> {
-    KernelFile::open_at(&path(tid, "schedstat")?)
-}
+impl Schedstat {
+    pub fn open(tid: u32) -> io::Result<KernelFile> {
+        KernelFile::open_at(&path(tid, "schedstat")?)
+    }
 
-/// What the scheduler has counted for the thread with that file. Fails where the kernel does not count it.
-pub fn schedstat(file: &KernelFile) -> io::Result<Schedstat> {
-    let mut bytes = [0; 128];
-    let parsed = schedstat_in(file.text(&mut bytes)?);
-    parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    /// What the scheduler has counted for the thread with that file. Fails where the kernel does not count it.
+    pub fn read(file: &KernelFile) -> io::Result<Self> {
+        let mut bytes = [0; 128];
+        let parsed = schedstat_in(file.text(&mut bytes)?);
+        parsed.ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// A kernel that does not count has three zeros.
@@ -122,7 +131,6 @@ fn schedstat_in(text: &str) -> Option<Schedstat> {
     Some(Schedstat { cpu_ns, run_delay_ns, runs })
 }
 
-/// The ids of this process' threads.
 pub fn own_threads() -> io::Result<Vec<u32>> {
     const MAX_LISTS: usize = 16;
     check_proc()?;
@@ -139,10 +147,12 @@ pub fn own_threads() -> io::Result<Vec<u32>> {
     Err(io::ErrorKind::NotFound.into())
 }
 
-/// A thread of this process, with its name; without one if that cannot be read.
-pub fn own_thread(tid: u32) -> OsThread {
-    let name = read(tid, "comm").unwrap_or_default();
-    OsThread::new(tid, name.strip_suffix(b"\n").unwrap_or(&name))
+impl OsThread {
+    /// A thread of this process, with its name; without one if that cannot be read.
+    pub fn of(tid: u32) -> Self {
+        let name = read(tid, "comm").unwrap_or_default();
+        Self::new(tid, name.strip_suffix(b"\n").unwrap_or(&name))
+    }
 }
 
 /// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
@@ -157,14 +167,6 @@ pub(super) fn has_same_filters(tid: u32) -> bool {
 pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
     let blocked = status_of(tid).and_then(|status| mask_in(&status, "SigBlk:"));
     blocked.is_some_and(|blocked| blocked & bit(signal) != 0)
-}
-
-/// How often a thread of this process has been switched out since it started, also for the wait that it is in.
-pub fn switches_of(tid: u32) -> Option<u64> {
-    let status = status_of(tid)?;
-    // Blocked, and preempted.
-    let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
-    Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
 }
 
 fn status_of(tid: u32) -> Option<String> {
@@ -257,8 +259,7 @@ fn call_of_old(number: i64) -> Call {
     }
 }
 
-/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped. An unmapped address
-/// is an error, not a fault.
+/// Copies up to `length` bytes of this process's memory from `address` on, as far as it is mapped.
 pub fn read_own_stack(address: u64, length: usize, into: &mut Vec<u8>) -> io::Result<()> {
     into.clear();
     into.resize(length, 0);
@@ -332,7 +333,7 @@ mod tests {
         for text in ["0 0 0\n", "", "\n", "1 2\n", "1 2 3", "1 2 3 4\n", "1 -2 3\n", "a b c\n"] {
             assert_eq!(of(text), None, "{text:?}");
         }
-        let own = open_schedstat(current_tid()).and_then(|file| schedstat(&file));
+        let own = Schedstat::open(current_tid()).and_then(|file| Schedstat::read(&file));
         println!("{own:?}");
         assert!(own.is_ok() || fs::metadata("/proc/thread-self/schedstat").is_err(), "{own:?}");
     }
@@ -352,7 +353,7 @@ mod tests {
             let found = stat_in(7, stat.as_bytes()).map(|stat| stat.is_blocked());
             assert_eq!(found, expected, "{stat}");
         }
-        assert!(!stat_of(current_tid()).unwrap().is_blocked(), "it runs");
+        assert!(!ThreadStat::of(current_tid()).unwrap().is_blocked(), "it runs");
     }
 
     #[test]
@@ -374,18 +375,10 @@ mod tests {
         let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
             let tid = current_tid();
             assert!(own_threads().unwrap().contains(&tid));
-            stat_of(tid).unwrap()
+            ThreadStat::of(tid).unwrap()
         });
-        let ThreadStat { thread, state, .. } = listed.unwrap().join().unwrap();
+        let ThreadStat { thread, state } = listed.unwrap().join().unwrap();
         assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
-    }
-
-    #[test]
-    fn user_time_is_counted_in_ticks() {
-        let stat = "7 (a) R (b)) S 1 7 7 0 -1 4194560 100 0 5 0 321 45 0 0 20 0 1 0 999 1 2";
-        assert_eq!(stat_in(7, stat.as_bytes()).unwrap().user_ns, Some(3_210_000_000));
-        assert_eq!(stat_in(7, b"7 (a) S 1 7").unwrap().user_ns, None);
-        assert!(stat_of(current_tid()).unwrap().user_ns.is_some());
     }
 
     #[test]
@@ -408,7 +401,7 @@ mod tests {
             }
         };
         let sp = loop {
-            let found = blocked(tid).unwrap();
+            let found = Blocked::of(tid).unwrap();
             if let Some(Blocked { call: Call::Futex(_) | Call::PlainFutex(_), sp, .. }) = found {
                 break sp;
             }

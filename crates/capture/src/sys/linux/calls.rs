@@ -15,15 +15,15 @@ static DEADLY: AtomicU32 = AtomicU32::new(0);
 /// The filter counts that have been probed. Threads with the same number of filters very likely have the same filters.
 static PROBED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether a call may be made, according to [`read_filters`].
 #[inline]
 pub(crate) fn may(call: FilteredSyscall) -> bool {
     DEADLY.load(Ordering::Relaxed) & bit(call) == 0
 }
 
-/// The calls that may not be made.
-pub fn forbidden_calls() -> impl Iterator<Item = FilteredSyscall> {
-    FilteredSyscall::ALL.iter().copied().filter(|call| !may(*call))
+impl FilteredSyscall {
+    pub fn forbidden() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|call| !may(*call))
+    }
 }
 
 fn bit(call: FilteredSyscall) -> u32 {
@@ -58,7 +58,6 @@ pub fn read_filters() {
 
 const UNKNOWN: u32 = u64::BITS - 1;
 
-/// What was found of the program's threads so far.
 static MODE: AtomicU32 = AtomicU32::new(UNKNOWN_MODE);
 const UNKNOWN_MODE: u32 = 0;
 const UNFILTERED: u32 = 1;

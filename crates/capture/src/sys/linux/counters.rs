@@ -60,8 +60,7 @@ impl HardwareCounters {
 
 /// Parses a read of the group, in the layout that `perf_event_open(2)` documents.
 ///
-/// If the hardware was multiplexed with other groups, the counts are scaled to the whole time. Returns `None` if the
-/// group never ran or has another layout.
+/// If the hardware was multiplexed, the counts are scaled. `None` if the group never ran or has another layout.
 fn parse_group(words: &[u64]) -> Option<[u64; 3]> {
     let [4, enabled, running, _dummy, _, cycles, _, instructions, _, cache_misses, _] = *words
     else {

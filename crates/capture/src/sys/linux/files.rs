@@ -31,8 +31,7 @@ pub fn memory_file() -> io::Result<File> {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Newer kernels can require that it is not executable (`vm.memfd_noexec`), and warn otherwise. Those before 6.3 do not
-    // know the flag.
+    // Newer kernels can require the flag (`vm.memfd_noexec`), and those before 6.3 do not know it.
     let file = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => memfd_create(NAME, flags),
         file => file,

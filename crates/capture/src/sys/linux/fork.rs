@@ -12,26 +12,29 @@ use std::time::{Duration, Instant};
 use super::modules::lock_loader;
 use super::signal::{block, change_mask, lock_signal};
 use super::timer::lock_targets;
-use crate::sys::words::WORDS;
+use crate::sys::allocator::forget_counting;
+use crate::sys::words::{Forks, WORDS};
 
 static REGISTER: Once = Once::new();
 static HANDLER: OnceLock<fn()> = OnceLock::new();
 
-/// Runs `in_child` on the only thread of a forked child, before `fork` returns there. It may only store to memory. Only
-/// the first function that is passed here is used.
-pub fn on_fork(in_child: fn()) {
-    _ = HANDLER.set(in_child);
-    watch_forks();
-}
+impl Forks {
+    /// Runs `in_child` on the only thread of a forked child, before `fork` returns there. It may only store to memory. Only
+    /// the first function that is passed here is used.
+    pub fn on_each(in_child: fn()) {
+        _ = HANDLER.set(in_child);
+        Self::watch();
+    }
 
-/// Counts forks from now on: [`fork_generation`](crate::sys::fork_generation).
-pub fn watch_forks() {
-    REGISTER.call_once(|| {
-        // SAFETY: the handlers are plain functions that live as long as the program. The child's handler only stores to
-        // memory and sets the thread's signal mask, which is allowed in the child of a process with threads. On failure
-        // (no memory) there are no handlers, as if the program never forked.
-        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
-    });
+    /// Counts forks from now on: [`Self::generation`].
+    pub fn watch() {
+        REGISTER.call_once(|| {
+            // SAFETY: the handlers are plain functions that live as long as the program. The child's handler only stores to
+            // memory and sets the thread's signal mask, which is allowed in the child of a process with threads. On failure
+            // (no memory) there are no handlers, as if the program never forked.
+            unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+        });
+    }
 }
 
 /// A lock that is held across forks, so that the child does not find it held by a thread that does not exist there.
@@ -79,24 +82,26 @@ fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// Runs `log` while no thread forks, and makes forks wait for it. Both waits end after 0.2 s.
-pub fn log_between_forks(log: impl FnOnce()) {
-    struct Logging {
-        _guard: Option<RwLockReadGuard<'static, ()>>,
-    }
+impl Forks {
+    /// Runs `log` while no thread forks, and makes forks wait for it. Both waits end after 0.2 s.
+    pub fn log_between(log: impl FnOnce()) {
+        struct Logging {
+            _guard: Option<RwLockReadGuard<'static, ()>>,
+        }
 
-    impl Drop for Logging {
-        fn drop(&mut self) {
-            LOGS.set(false);
-            if !IS_LOST.load(Ordering::Relaxed) {
-                HAS_TIMED_OUT.store(false, Ordering::Relaxed);
+        impl Drop for Logging {
+            fn drop(&mut self) {
+                LOGS.set(false);
+                if !IS_LOST.load(Ordering::Relaxed) {
+                    HAS_TIMED_OUT.store(false, Ordering::Relaxed);
+                }
             }
         }
-    }
 
-    let _logging = Logging { _guard: wait_for(|| LOGGING.try_read().ok()) };
-    LOGS.set(true);
-    log();
+        let _logging = Logging { _guard: wait_for(|| LOGGING.try_read().ok()) };
+        LOGS.set(true);
+        log();
+    }
 }
 
 /// Waits for threads that log, until a timeout: the forking thread may hold what they wait for.
@@ -111,11 +116,9 @@ fn wait_for_logs() -> Option<RwLockWriteGuard<'static, ()>> {
     guard
 }
 
-/// The state that a thread holds while it forks.
 struct Held {
     _logging: Option<RwLockWriteGuard<'static, ()>>,
     _locks: (ForkSafeGuard<libc::c_int>, ForkSafeGuard<super::timer::Pool>, ForkSafeGuard<()>),
-    /// The thread's signal mask, if it was changed.
     mask: Option<libc::sigset_t>,
     /// Forks by fork handlers that run during this fork.
     inner_forks: u32,
@@ -127,8 +130,7 @@ thread_local! {
 }
 
 /// Blocks the timers' signal, since an interrupted fork restarts, and would never end with a fast timer. Takes the
-/// layer's locks and waits for threads that log, since the child could otherwise find locks held by threads it does not
-/// have.
+/// layer's locks and waits for threads that log: the child has none of the threads that hold them.
 extern "C" fn before() {
     if let Some(mut held) = HELD.take() {
         held.inner_forks += 1;
@@ -167,6 +169,7 @@ extern "C" fn child() {
         HAS_TIMED_OUT.store(true, Ordering::Relaxed);
     }
     WORDS.fork_generation.fetch_add(1, Ordering::Relaxed);
+    forget_counting();
     if let Some(handler) = HANDLER.get() {
         handler();
     }
@@ -181,7 +184,7 @@ mod tests {
     /// wait for them.
     #[test]
     fn a_child_does_not_wait_for_threads_of_the_parent() {
-        on_fork(|| {});
+        Forks::on_each(|| {});
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for seed in 0..8_u64 {

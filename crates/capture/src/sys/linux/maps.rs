@@ -20,7 +20,6 @@ use crate::sys::types::{FileIdentity, LoadedModule, MappedFile, MappedPart};
 pub(super) struct MapLine<'a> {
     addresses: Range<u64>,
     is_executable: bool,
-    /// Where the mapping begins in its file.
     offset: u64,
     identity: FileIdentity,
     path: &'a [u8],
@@ -108,28 +107,8 @@ fn addresses_of(is_wanted: impl Fn(&MapLine<'_>) -> bool) -> io::Result<Vec<Rang
     Ok(found)
 }
 
-#[derive(Debug, Default)]
-pub(super) struct ModuleFiles {
-    /// Of each module.
-    pub(super) files: Vec<Option<MappedFile>>,
-    /// Executable mappings of other files.
-    pub(super) others: Vec<OtherFile>,
-}
-
-/// A file of which a part is executable.
-#[derive(Debug)]
-pub(super) struct OtherFile {
-    /// Where its beginning is mapped.
-    pub(super) base: u64,
-    pub(super) executable: MappedPart,
-    pub(super) file: MappedFile,
-}
-
-/// More files than a program has loaded beside those that its loader lists.
-const MAX_OTHERS: usize = 1_024;
-
 /// Finds which files are mapped where modules are.
-pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> {
+pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<Vec<Option<MappedFile>>> {
     // Code may have been copied to anonymous memory, as for large pages. The rest is still mapped.
     let is_code = |module: &LoadedModule, part| module.code.contains(part);
     let parts = modules.iter().enumerate().flat_map(|(number, module)| {
@@ -137,51 +116,24 @@ pub(super) fn module_files(modules: &[LoadedModule]) -> io::Result<ModuleFiles> 
     });
     let mut parts: Vec<_> = parts.collect();
     parts.sort_by_key(|(part, ..)| part.addresses.start);
-    let extent = |module: &LoadedModule| {
-        let start = module.loaded.iter().map(|part| part.addresses.start).min()?;
-        Some(start..module.loaded.iter().map(|part| part.addresses.end).max()?)
-    };
-    let mut extents: Vec<_> = modules.iter().filter_map(extent).collect();
-    extents.sort_by_key(|extent| extent.start);
-    let is_listed = |address: u64| {
-        let after = extents.partition_point(|extent| extent.start <= address);
-        let last = after.checked_sub(1).and_then(|at| extents.get(at));
-        last.is_some_and(|extent| address < extent.end)
-    };
-    let mut found = ModuleFiles { files: vec![None; modules.len()], ..ModuleFiles::default() };
+    let mut files = vec![None; modules.len()];
     let mut parts = parts.into_iter().peekable();
-    let mut last_beginning = None;
     visit(|mapping| {
         while let Some((part, number, is_code)) =
             parts.next_if(|(part, ..)| part.addresses.start < mapping.addresses.end)
         {
-            if let Some(file) = found.files.get_mut(number)
+            if let Some(file) = files.get_mut(number)
                 && mapping.has(part)
                 && (is_code || file.is_none())
             {
                 *file = Some(mapping.file());
             }
         }
-        if mapping.is_of_file() && mapping.offset == 0 {
-            last_beginning = Some((mapping.addresses.start, mapping.identity));
-        }
-        if let Some((base, identity)) = last_beginning
-            && mapping.is_executable
-            && mapping.identity == identity
-            && found.others.last().is_none_or(|other| other.base != base)
-            && found.others.len() < MAX_OTHERS
-            && !is_listed(mapping.addresses.start)
-        {
-            let addresses = mapping.addresses.clone();
-            let executable = MappedPart { addresses, file_offset: mapping.offset };
-            found.others.push(OtherFile { base, executable, file: mapping.file() });
-        }
         true
     })?;
-    Ok(found)
+    Ok(files)
 }
 
-/// The file that is mapped at an address.
 pub(super) fn file_at(address: u64) -> Option<MappedFile> {
     let mut found = None;
     let is_read = visit(|mapping| {
@@ -193,24 +145,26 @@ pub(super) fn file_at(address: u64) -> Option<MappedFile> {
     is_read.ok().and(found)
 }
 
-/// A file as it is mapped now, if it is, and a link to it that needs privileges.
-pub fn mapped_now(file: FileIdentity) -> io::Result<Option<(MappedFile, PathBuf)>> {
-    let mut found = None;
-    visit(|mapping| {
-        if mapping.identity == file {
-            let Range { start, end } = mapping.addresses;
-            let link = format!("/proc/self/map_files/{start:x}-{end:x}");
-            found = Some((mapping.file(), PathBuf::from(link)));
-        }
-        found.is_none()
-    })?;
-    Ok(found)
-}
+impl MappedFile {
+    /// A file as it is mapped now, if it is, and a link to it that needs privileges.
+    pub fn now(file: FileIdentity) -> io::Result<Option<(Self, PathBuf)>> {
+        let mut found = None;
+        visit(|mapping| {
+            if mapping.identity == file {
+                let Range { start, end } = mapping.addresses;
+                let link = format!("/proc/self/map_files/{start:x}-{end:x}");
+                found = Some((mapping.file(), PathBuf::from(link)));
+            }
+            found.is_none()
+        })?;
+        Ok(found)
+    }
 
-/// Whether mappings of this file have that identity. On overlayfs and btrfs, they can have another than the file itself.
-pub fn is_mapped_as(file: &File, expected: FileIdentity) -> bool {
-    let is_equal = identity(file).is_ok_and(|identity| identity == expected);
-    is_equal || identity_when_mapped(file) == Some(expected)
+    /// Whether mappings of this file have that identity. On overlayfs and btrfs, they can have another than the file itself.
+    pub fn is_mapped_as(file: &File, expected: FileIdentity) -> bool {
+        let is_equal = identity(file).is_ok_and(|identity| identity == expected);
+        is_equal || identity_when_mapped(file) == Some(expected)
+    }
 }
 
 fn identity_when_mapped(file: &File) -> Option<FileIdentity> {
@@ -292,14 +246,14 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         assert_eq!((&found.path, found.is_deleted), (&path, false));
         let file = File::open(&path).unwrap();
-        assert!(is_mapped_as(&file, found.identity));
+        assert!(MappedFile::is_mapped_as(&file, found.identity));
         assert_eq!(identity_when_mapped(&file), Some(found.identity));
-        assert_eq!(mapped_now(found.identity).unwrap().unwrap().0.path, path);
+        assert_eq!(MappedFile::now(found.identity).unwrap().unwrap().0.path, path);
         let other = File::open("/proc/self/exe").unwrap();
-        assert!(is_mapped_as(&other, found.identity));
-        assert!(!is_mapped_as(&tempfile::tempfile().unwrap(), found.identity));
+        assert!(MappedFile::is_mapped_as(&other, found.identity));
+        assert!(!MappedFile::is_mapped_as(&tempfile::tempfile().unwrap(), found.identity));
         assert_eq!(file_at(0), None);
         let none = FileIdentity { inode: u64::MAX, ..found.identity };
-        assert!(mapped_now(none).unwrap().is_none());
+        assert!(MappedFile::now(none).unwrap().is_none());
     }
 }

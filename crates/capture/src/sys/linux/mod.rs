@@ -37,7 +37,6 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 }
 
 pub use self::{
-    blocked::*, calls::*, clock::*, files::*, fork::*, maps::*, modules::*, own_files::*, perf::*,
-    signal_stack::*, thread::*,
+    blocked::*, calls::*, clock::*, files::*, maps::*, modules::*, own_files::*, perf::*, thread::*,
 };
-pub(crate) use self::{counters::*, pages::*, ring::*, signal::*, timer::*};
+pub(crate) use self::{counters::*, pages::*, ring::*, signal::*, signal_stack::*, timer::*};

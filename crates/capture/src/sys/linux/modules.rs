@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use super::calls::may;
 use super::fork::{ForkSafe, ForkSafeGuard};
-use super::maps::{OtherFile, file_at, module_files};
+use super::maps::{file_at, module_files};
 use crate::sys::types::{
     FilteredSyscall, LoadedModule, MappedFile, MappedPart, ModuleList, ModuleLoads, NoFile,
     WhyRefused,
@@ -53,11 +53,10 @@ pub(crate) fn loaded_modules(with_files: bool) -> ModuleList {
     ModuleList { loads: listing.loads, modules, listed, has_files }
 }
 
-/// Finds the files of modules, and further modules: the loader does not list those of other namespaces (`dlmopen`). Returns
-/// whether the mappings could be read.
-fn find_files(modules: &mut Vec<LoadedModule>) -> bool {
-    let found = match module_files(modules) {
-        Ok(found) => found,
+/// Finds the files of modules. Returns whether the mappings could be read.
+fn find_files(modules: &mut [LoadedModule]) -> bool {
+    let files = match module_files(modules) {
+        Ok(files) => files,
         Err(error) => {
             for module in modules {
                 module.file = Err(NoFile::Unreadable(error.to_string()));
@@ -65,28 +64,10 @@ fn find_files(modules: &mut Vec<LoadedModule>) -> bool {
             return false;
         }
     };
-    for (module, file) in modules.iter_mut().zip(found.files) {
+    for (module, file) in modules.iter_mut().zip(files) {
         module.file = file.ok_or(NoFile::NotMapped);
     }
-    modules.extend(found.others.into_iter().filter_map(unlisted));
     true
-}
-
-/// A module that was found by its mappings.
-fn unlisted(other: OtherFile) -> Option<LoadedModule> {
-    let headers = headers_at(other.base)?;
-    let loaded = parsed(&headers).filter(|header| header.p_type == libc::PT_LOAD);
-    let first = loaded.min_by_key(|header| header.p_offset)?;
-    let bias = other.base.wrapping_sub(first.p_vaddr.wrapping_sub(first.p_offset));
-    let module = LoadedModule { file: Ok(other.file), ..describe(b"", bias, &headers) };
-    // Otherwise it was mapped to be read.
-    let MappedPart { addresses, file_offset } = other.executable;
-    let is_mapped_so = |part: &MappedPart| {
-        let start = part.addresses.start;
-        let offset = start.wrapping_sub(addresses.start).wrapping_add(file_offset);
-        addresses.contains(&start) && part.file_offset == offset
-    };
-    module.code.iter().any(is_mapped_so).then_some(module)
 }
 
 /// A copy of the loader's list, which is made without allocating: see [`iterate`].
@@ -94,7 +75,6 @@ fn unlisted(other: OtherFile) -> Option<LoadedModule> {
 struct Listing {
     loads: ModuleLoads,
     found: Vec<Found>,
-    /// The names of all modules, in turn.
     names: Vec<u8>,
     /// What there was, whether there was room for it or not.
     modules_needed: usize,

@@ -30,8 +30,7 @@ pub(crate) fn map_memory(bytes: usize) -> Option<NonNull<u8>> {
     Some(start)
 }
 
-/// Memory with copies of stacks is not in core dumps, and zeroed in the child of a fork, which has no use for them.
-/// Linux before 4.14 does not know the latter.
+/// Memory with copies of stacks is not in core dumps, and zeroed in the child of a fork, but before Linux 4.14.
 ///
 /// # Safety
 ///

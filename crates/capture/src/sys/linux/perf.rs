@@ -122,9 +122,8 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
 
 /// Keeps the kernel's perf events machinery enabled, by an event that is never enabled and has no ring.
 ///
-/// The kernel patches its scheduler for the first event of any thread in the system and waits for all CPUs, which takes
-/// some 10 ms. It undoes this one second after the last event was closed. While this one exists, opening events takes
-/// no such time.
+/// The kernel patches its scheduler for the first event in the system, which takes some 10 ms, and undoes that a second
+/// after the last was closed. While this one exists, opening events takes no such time.
 pub(crate) fn open_keep_alive() -> Result<PerfEvent, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.set_exclude_kernel(1);

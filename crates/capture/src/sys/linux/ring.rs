@@ -15,7 +15,7 @@ use perf_event_open_sys::bindings::perf_event_mmap_page;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::clock::{monotonic_raw_ns, records_ahead_ns};
+use super::clock::monotonic_raw_ns;
 use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
 use super::thread::current_pid;
@@ -33,8 +33,6 @@ pub struct RingMemory {
     guard_size: usize,
     /// The process that mapped it: the kernel does not copy a perf mapping into a forked child.
     home: u32,
-    /// By how much the clock of the records is ahead of this process'.
-    ahead_ns: i64,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and stays mapped until `drop`, which has exclusive
@@ -62,8 +60,7 @@ impl RingMemory {
             rustix::mm::mmap(ptr::null_mut(), length, READ_WRITE, MapFlags::SHARED, event, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let (home, ahead_ns) = (current_pid(), records_ahead_ns());
-        Ok(Self { base, page_size, data_size, guard_size: 0, home, ahead_ns })
+        Ok(Self { base, page_size, data_size, guard_size: 0, home: current_pid() })
     }
 
     /// Private memory of the same layout, between two guard pages.
@@ -79,7 +76,6 @@ impl RingMemory {
             data_size,
             guard_size: page_size,
             home: current_pid(),
-            ahead_ns: 0,
         };
         // SAFETY: a part of the mapping just created.
         unsafe {
@@ -93,11 +89,6 @@ impl RingMemory {
     /// Whether this process mapped it. Only that one may stop its writer or unmap it.
     pub(super) fn is_at_home(&self) -> bool {
         self.home == current_pid()
-    }
-
-    /// The time of a record by this process' clock.
-    pub(crate) fn own_time(&self, recorded_ns: u64) -> u64 {
-        recorded_ns.saturating_add_signed(self.ahead_ns.saturating_neg())
     }
 
     /// The number of bytes for records.
@@ -360,8 +351,7 @@ impl RingWriter<'_> {
     }
 }
 
-/// Copies bytes that may belong to any object. Does not call `memcpy`, which sanitizers instrument and programs may
-/// replace.
+/// Copies bytes that may belong to any object, not by `memcpy`, which sanitizers instrument and programs replace.
 ///
 /// # Safety
 ///

@@ -26,9 +26,8 @@ pub(super) fn lock_signal() -> ForkSafeGuard<c_int> {
 /// Returns the signal to use, with `handler` installed: `wanted`, if that is given.
 ///
 /// Otherwise it is the highest real-time signal without a handler that the program does not [wait for](claimed).
-/// `SIGPROF` is the last choice: other profilers use it and then reset it to its default, so that the next signal would
-/// kill the process. A handler stays installed, since a signal may still be pending, and so does the library that
-/// contains it.
+/// `SIGPROF` is the last choice: other profilers use it, and their reset would let the next signal kill the process. A
+/// handler stays installed, since a signal may still be pending.
 pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_int, WhyRefused> {
     // Before the lock, since it waits for the loader, which may run code of the program that forks.
     keep_loaded();
@@ -56,9 +55,8 @@ pub(super) fn signal_for(handler: Handler, wanted: Option<c_int>) -> Result<c_in
     }
 }
 
-/// Keeps this code loaded until the process ends. A signal handler stays installed, and a signal can arrive at any time:
-/// without this, the program could unload a plugin that contains the handler. Loaded again, it would be another one, which
-/// takes another signal.
+/// Keeps this code loaded until the process ends: the handler stays installed, and the program could unload a plugin that
+/// contains it. Loaded again, it would be another one, which takes another signal.
 fn keep_loaded() {
     static IS_KEPT: AtomicBool = AtomicBool::new(false);
     let here = keep_loaded as *const c_void;
@@ -91,8 +89,7 @@ pub(super) fn bit(signal: c_int) -> u64 {
 /// Signals that the program waits for, as far as was known when a layer was built.
 static CLAIMED: AtomicU64 = AtomicU64::new(0);
 
-/// Notes which signals the program waits for by `sigwait` or a signalfd: they have no handler either, and would be lost
-/// if they were taken and unblocked.
+/// Notes which signals the program waits for by `sigwait` or a signalfd. They have no handler, but must not be taken.
 pub(crate) fn note_claimed_signals() {
     CLAIMED.fetch_or(claimed(), Ordering::Relaxed);
 }
@@ -128,7 +125,6 @@ fn signalfd_masks() -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether the signal has no other handler.
 fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
     [libc::SIG_DFL, libc::SIG_IGN, handler as usize].contains(&action.sa_sigaction)
 }

@@ -14,9 +14,8 @@ use super::timer::{TAG, handle};
 /// The bytes of stack that the handler needs, without the kernel's frame: some 500, and 1,300 without optimization.
 const ROOM: usize = 2048;
 
-/// What the standard library gives its threads where the kernel's frame needs no more. Where it does, as on processors
-/// with matrix registers, it gives just what the largest frame needs; frames are that large only in a program that uses
-/// these registers.
+/// What the standard library gives its threads, or where the kernel's frame needs more, just what the largest frame needs:
+/// frames are that large only in a program that uses matrix registers.
 const USUAL: usize = 8192;
 
 /// Whether the calling thread has an alternate signal stack on which a signal of a timer may not fit.
@@ -56,7 +55,7 @@ const TAG_AT: usize = 28;
 static WITHOUT_ROOM: AtomicU64 = AtomicU64::new(0);
 
 /// The number of those since the last call.
-pub fn take_signals_without_room() -> u64 {
+pub(crate) fn take_signals_without_room() -> u64 {
     WITHOUT_ROOM.swap(0, Ordering::Relaxed)
 }
 

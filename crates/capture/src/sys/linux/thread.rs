@@ -34,14 +34,12 @@ pub(crate) fn current_thread() -> OsThread {
     OsThread::new(current_tid(), name.to_bytes())
 }
 
-/// Whether no process with that id exists any more.
 pub fn has_ended(process: u32) -> bool {
     let process = rustix::process::Pid::from_raw(process.cast_signed());
     let tried = process.map(rustix::process::test_kill_process);
     tried == Some(Err(rustix::io::Errno::SRCH))
 }
 
-/// Whether a debugger or another tracer is attached to this process.
 pub(crate) fn is_traced() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     field(&status, "TracerPid:").is_some_and(|tracer| tracer != "0")
@@ -136,7 +134,6 @@ pub fn address_space_left() -> Option<u64> {
     left(all, "VmSize:").into_iter().chain(left(data, "VmData:")).min()
 }
 
-/// The addresses of the calling thread's stack.
 pub(crate) fn stack_bounds() -> Option<Range<u64>> {
     // Of the main thread's stack, a C library may know only the part in use (as musl does), or nothing without `/proc`. In
     // a forked child, the first thread can be one with another stack.

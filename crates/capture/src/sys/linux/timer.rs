@@ -49,7 +49,6 @@ const CHUNK_LEN: usize = 64;
 const MAX_CHUNKS: usize = 1024;
 type TargetChunk = [Target; CHUNK_LEN];
 
-/// All targets by number.
 static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
 
@@ -173,7 +172,6 @@ pub(crate) fn probe_timers(request: SampleRequest, tid: u32) -> Result<(), WhyRe
     started.and(ended)
 }
 
-/// No target has this number.
 const NO_TARGET: u32 = u32::MAX;
 
 fn why_not_created(errno: i32) -> WhyRefused {
@@ -185,7 +183,6 @@ fn why_not_created(errno: i32) -> WhyRefused {
     }
 }
 
-/// Whether a thread of this process has ended.
 fn has_ended(tid: u32) -> bool {
     // Without `/proc` its CPU clock shows it, if such clocks can be read.
     !is_own_thread(tid) || cpu_ns_of(tid).is_none() && cpu_ns_of(current_tid()).is_some()
@@ -287,7 +284,6 @@ impl HandlerRing {
 #[derive(Debug)]
 pub struct TimerRing {
     pub(super) ring: Arc<HandlerRing>,
-    /// None once the timer has ended.
     pub(super) timer: Mutex<Option<Timer>>,
 }
 

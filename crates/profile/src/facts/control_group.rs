@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::sys::{KernelFile, address_space_left};
+use tracing_profiling_capture::sys::{KernelFile, address_space_left};
 
 /// Why it is unknown for how long the process was throttled, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
