@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_717;
+const TOTAL: usize = 59_545;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -629,7 +629,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "report", 1335),
     (".", "sinks", 1957),
     (".", "span", 5194),
-    (".", "symbols", 1993),
+    (".", "symbols", 1821),
     (".", "threads", 2702),
     (".", "watch", 1274),
     ("crates/capture", "(top)", 229),
