@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .with_span_processor(SimpleSpanProcessor::new(spans.clone()))
         .build();
     let opentelemetry = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop"));
-    tracing_subscriber::registry().with(profiling.with_opentelemetry(opentelemetry)).init();
+    tracing_subscriber::registry().with(profiling).with(opentelemetry).init();
 
     info_span!("request").in_scope(|| {
         load_basket();

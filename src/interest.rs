@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
-use tracing::{Dispatch, Event, Metadata, Subscriber, span};
+use tracing::{Dispatch, Metadata, Subscriber};
 use tracing_subscriber::filter::Filtered;
 use tracing_subscriber::layer::{Context, Filter, Layer};
 use tracing_subscriber::registry::{LookupSpan, Registry};
@@ -58,13 +58,7 @@ impl<S> Filter<S> for Wanted {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.max_level())
-    }
-}
-
-impl Wanted {
-    fn max_level(&self) -> LevelFilter {
-        self.0.open_engine().map_or(LevelFilter::OFF, |engine| engine.callsites.max_level())
+        Some(self.0.open_engine().map_or(LevelFilter::OFF, |engine| engine.callsites.max_level()))
     }
 }
 
@@ -97,15 +91,11 @@ impl fmt::Debug for SelfFilter {
     }
 }
 
-fn marker(control: &Arc<Control>) -> FilterOf<Registry> {
-    Filtered::new(Inert, Wanted(Arc::clone(control)))
-}
-
 impl SelfFilter {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
         Self {
             control: Arc::clone(control),
-            marker: marker(control),
+            marker: Filtered::new(Inert, Wanted(Arc::clone(control))),
             filter: None,
             is_impossible: false,
             is_over_registry: false,
@@ -243,103 +233,6 @@ impl SelfFilter {
         was_asked.store(true, Ordering::Relaxed);
         Some(answer)
     }
-}
-
-/// The layer of `tracing-opentelemetry` in [`ProfilingLayer::with_opentelemetry`](crate::ProfilingLayer::with_opentelemetry).
-///
-/// The wrapper does what that layer does. Only the maximum level is that of both: right over a registry, a tree of
-/// layers has the level of its last layer alone.
-pub struct WithOpenTelemetry<L> {
-    layer: L,
-    marker: FilterOf<Registry>,
-    /// The wrapped layer filters itself.
-    is_filtered: AtomicBool,
-}
-
-impl<L: fmt::Debug> fmt::Debug for WithOpenTelemetry<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WithOpenTelemetry").field(&self.layer).finish()
-    }
-}
-
-impl<L> WithOpenTelemetry<L> {
-    pub(crate) fn new(layer: L, control: &Arc<Control>) -> Self {
-        let marker = marker(control);
-        Self { layer, marker, is_filtered: AtomicBool::new(false) }
-    }
-
-    fn answer<S: Subscriber>(&self, id: TypeId) -> Option<*const ()>
-    where
-        L: Layer<S>,
-    {
-        let answer = tracing_profiling_capture::answer_of!(self.layer, id);
-        if tracing_profiling_capture::answer_of!(self.marker, id).is_some() {
-            self.is_filtered.store(answer.is_some(), Ordering::Relaxed);
-        }
-        answer
-    }
-}
-
-impl<S: Subscriber, L: Layer<S>> Layer<S> for WithOpenTelemetry<L> {
-    fn on_register_dispatch(&self, subscriber: &Dispatch) {
-        self.layer.on_register_dispatch(subscriber);
-    }
-
-    fn on_layer(&mut self, subscriber: &mut S) {
-        self.layer.on_layer(subscriber);
-    }
-
-    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        self.layer.register_callsite(metadata)
-    }
-
-    fn enabled(&self, metadata: &Metadata<'_>, ctx: Context<'_, S>) -> bool {
-        self.layer.enabled(metadata, ctx)
-    }
-
-    fn event_enabled(&self, event: &Event<'_>, ctx: Context<'_, S>) -> bool {
-        self.layer.event_enabled(event, ctx)
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        let is_filtered = self.is_filtered.load(Ordering::Relaxed);
-        let level = self.layer.max_level_hint().filter(|_| is_filtered)?;
-        Some(level.max(self.marker.filter().max_level()))
-    }
-
-    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {
-        self.layer.on_new_span(attributes, id, ctx);
-    }
-
-    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, ctx: Context<'_, S>) {
-        self.layer.on_record(id, values, ctx);
-    }
-
-    fn on_follows_from(&self, id: &span::Id, follows: &span::Id, ctx: Context<'_, S>) {
-        self.layer.on_follows_from(id, follows, ctx);
-    }
-
-    fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
-        self.layer.on_event(event, ctx);
-    }
-
-    fn on_enter(&self, id: &span::Id, ctx: Context<'_, S>) {
-        self.layer.on_enter(id, ctx);
-    }
-
-    fn on_exit(&self, id: &span::Id, ctx: Context<'_, S>) {
-        self.layer.on_exit(id, ctx);
-    }
-
-    fn on_close(&self, id: span::Id, ctx: Context<'_, S>) {
-        self.layer.on_close(id, ctx);
-    }
-
-    fn on_id_change(&self, old: &span::Id, new: &span::Id, ctx: Context<'_, S>) {
-        self.layer.on_id_change(old, new, ctx);
-    }
-
-    tracing_profiling_capture::downcast_through!(answer::<S>);
 }
 
 /// Whether a subscriber of that type registers per-layer filters: a registry, below any layers. `register_filter` of

@@ -9,7 +9,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 use tracing_subscriber::Layer;
-use tracing_subscriber::layer::{Context, Layered};
+use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 #[cfg(feature = "tower")]
 use tracing_subscriber::registry::Registry;
@@ -19,7 +19,7 @@ use crate::control::Control;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handle::Handle;
-use crate::interest::{SelfFilter, WithOpenTelemetry};
+use crate::interest::SelfFilter;
 use crate::keep::{FieldValues, LoggedError, STATUS_FIELD};
 use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
@@ -66,22 +66,6 @@ impl ProfilingLayer {
     pub(crate) fn new(control: Arc<Control>) -> Self {
         let filter = SelfFilter::new(&control);
         Self { control, filter }
-    }
-
-    /// Combines this layer with the one of `tracing-opentelemetry`, in the required order: when a span closes, this
-    /// layer sets its attributes on the OpenTelemetry span before that span ends.
-    /// `.with(profiling).with(opentelemetry)` has the same effect.
-    pub fn with_opentelemetry<L, S>(
-        self,
-        opentelemetry: L,
-    ) -> Layered<WithOpenTelemetry<L>, Self, S>
-    where
-        L: Layer<S>,
-        S: Subscriber + for<'a> LookupSpan<'a>,
-    {
-        self.control.unreached.note_type(type_name::<L>());
-        let around = WithOpenTelemetry::new(opentelemetry, &self.control);
-        self.and_then(around)
     }
 
     /// What the layer answers to a question of `tracing-subscriber`; see [`SelfFilter::answer`].

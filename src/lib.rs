@@ -183,7 +183,6 @@ pub use facts::{
 pub use handle::{FlushGuard, Handle, ProfileOptions};
 pub use history::{Period, RouteHistory};
 pub use ids::{InvalidId, ProfileId, SpanId, TraceId};
-pub use interest::WithOpenTelemetry;
 pub use keep::{Condition, Keep, Kept, KeptSpan, NoProfile, Rule, Rules, Threshold};
 pub use layer::ProfilingLayer;
 #[cfg(feature = "opentelemetry-sdk")]

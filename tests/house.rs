@@ -608,11 +608,11 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_545;
+const TOTAL: usize = 59_421;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3316),
+    (".", "(top)", 3192),
     (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1696),

@@ -209,17 +209,6 @@ fn before_the_opentelemetry_layer() {
 }
 
 #[test]
-fn with_opentelemetry_combines_them_in_order() {
-    let scene = Scene::new(|profiling, tracer| {
-        Dispatch::new(
-            tracing_subscriber::registry().with(profiling.with_opentelemetry(otel(tracer))),
-        )
-    });
-    scene.run(requests);
-    check_requests(&scene);
-}
-
-#[test]
 fn boxed() {
     let scene = Scene::new(|profiling, tracer| {
         let layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> =
@@ -357,8 +346,7 @@ fn without_a_profile_there_is_no_id() {
     ];
     for set in sets {
         let scene = Scene::with(set, Sampler::AlwaysOn, |profiling, tracer| {
-            let both = profiling.with_opentelemetry(otel(tracer));
-            Dispatch::new(tracing_subscriber::registry().with(both))
+            Dispatch::new(tracing_subscriber::registry().with(profiling).with(otel(tracer)))
         });
         scene.run(|| info_span!("first").in_scope(|| burn(300 * MS)));
         let profiles = scene.profiles().len();
@@ -455,7 +443,7 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
     use other_release::tracing_opentelemetry::layer::OpenTelemetryLayer as Other;
 
     const REMEDY: &str = "`cargo tree -i tracing-opentelemetry`";
-    let unlinked: [(usize, Combine); 4] = [
+    let unlinked: [(usize, Combine); 3] = [
         (33, |profiling, tracer, warnings| {
             let registry = tracing_subscriber::registry().with(warnings);
             Dispatch::new(registry.with(otel(tracer)).with(profiling))
@@ -464,13 +452,9 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
             let registry = tracing_subscriber::registry().with(warnings);
             Dispatch::new(registry.with(reload::Layer::new(otel(tracer)).0).with(profiling))
         }),
-        (33, |profiling, tracer, warnings| {
-            let both = profiling.with_opentelemetry(reload::Layer::new(otel(tracer)).0);
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
-        }),
         (0, |profiling, _, warnings| {
-            let both = profiling.with_opentelemetry(Other::<()>(std::marker::PhantomData));
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
+            let registry = tracing_subscriber::registry().with(warnings);
+            Dispatch::new(registry.with(Other::<()>(std::marker::PhantomData)).with(profiling))
         }),
     ];
     for (number, (unreached, combine)) in unlinked.into_iter().enumerate() {
@@ -495,20 +479,15 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
 
 #[test]
 fn nothing_is_logged_of_spans_that_are_reached_or_are_not_there() {
-    let linked: [(u64, Combine); 6] = [
+    let linked: [(u64, Combine); 5] = [
         (33, |profiling, tracer, warnings| {
             let registry = tracing_subscriber::registry().with(warnings);
             Dispatch::new(registry.with(profiling).with(otel(tracer)))
         }),
-        (33, |profiling, tracer, warnings| {
-            let both = profiling.with_opentelemetry(otel(tracer));
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
-        }),
         // As the warning of a layer inside a `reload::Layer` recommends.
         (33, |profiling, tracer, warnings| {
             let otel = otel(tracer).with_filter(reload::Layer::new(LevelFilter::INFO).0);
-            let both = profiling.with_opentelemetry(otel);
-            Dispatch::new(tracing_subscriber::registry().with(warnings).with(both))
+            Dispatch::new(tracing_subscriber::registry().with(warnings).with(profiling).with(otel))
         }),
         // A filter hides kept spans from OpenTelemetry.
         (17, |profiling, tracer, warnings| {

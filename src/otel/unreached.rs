@@ -19,7 +19,7 @@ const MOST_MISSED: u32 = 8;
 const DONE: u32 = u32::MAX;
 
 const UNREACHED: &str = "kept spans have no OpenTelemetry spans, so profiles and traces are not linked: add the layer of \
-    tracing-opentelemetry by `.with(profiling.with_opentelemetry(opentelemetry))`, not inside a `reload::Layer`, and of \
+    tracing-opentelemetry after this one, by `.with(profiling).with(opentelemetry)`, not inside a `reload::Layer`, and of \
     release 0.34, the only one that `cargo tree -i tracing-opentelemetry` may list; see the guide's page \
     `opentelemetry`";
 

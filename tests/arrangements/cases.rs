@@ -2,7 +2,6 @@
 
 use std::any::TypeId;
 
-use opentelemetry_sdk::trace::SdkTracer;
 use tracing::level_filters::LevelFilter;
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 use tracing_profiling::ProfilingLayer;
@@ -257,16 +256,6 @@ cases! {
         registry()
             .with(lines!(s).with_filter(info()))
             .with(opentelemetry!(s).with_filter(LevelFilter::DEBUG));
-    "fmt to info, with_opentelemetry(None)": ToDebug costs loose,
-        |s, p| registry()
-            .with(lines!(s).with_filter(info()))
-            .with(p.with_opentelemetry(None::<tracing_opentelemetry::OpenTelemetryLayer<_, SdkTracer>>)),
-        registry().with(lines!(s).with_filter(info()));
-    "with_opentelemetry(None), fmt": ToDebug free,
-        |s, p| registry()
-            .with(p.with_opentelemetry(None::<tracing_opentelemetry::OpenTelemetryLayer<_, SdkTracer>>))
-            .with(lines!(s)),
-        registry().with(lines!(s));
     "fmt to info, ours, otel": ToDebug free,
         |s, p| registry().with(lines!(s).with_filter(info())).with(p).with(opentelemetry!(s)),
         registry().with(lines!(s).with_filter(info())).with(opentelemetry!(s));
@@ -288,28 +277,6 @@ cases! {
             .with(lines!(s).with_filter(info()));
     "ours, otel": ToDebug free,
         |s, p| registry().with(p).with(opentelemetry!(s)), registry().with(opentelemetry!(s));
-    "fmt to info, with_opentelemetry(to info)": ToDebug free hides,
-        |s, p| registry()
-            .with(lines!(s).with_filter(info()))
-            .with(p.with_opentelemetry(opentelemetry!(s).with_filter(LevelFilter::INFO))),
-        registry()
-            .with(lines!(s).with_filter(info()))
-            .with(opentelemetry!(s).with_filter(LevelFilter::INFO));
-    "fmt to info, with_opentelemetry": ToDebug free,
-        |s, p| registry()
-            .with(lines!(s).with_filter(info()))
-            .with(p.with_opentelemetry(opentelemetry!(s))),
-        registry().with(lines!(s).with_filter(info())).with(opentelemetry!(s));
-    "with_opentelemetry(to info), fmt to info": ToDebug free hides,
-        |s, p| registry()
-            .with(p.with_opentelemetry(opentelemetry!(s).with_filter(LevelFilter::INFO)))
-            .with(lines!(s).with_filter(info())),
-        registry()
-            .with(opentelemetry!(s).with_filter(LevelFilter::INFO))
-            .with(lines!(s).with_filter(info()));
-    "with_opentelemetry": ToDebug free,
-        |s, p| registry().with(p.with_opentelemetry(opentelemetry!(s))),
-        registry().with(opentelemetry!(s));
     "fmt to info, Option": ToDebug free,
         |s, p| registry().with(lines!(s).with_filter(info())).with(Some(p)),
         registry().with(lines!(s).with_filter(info()));
@@ -456,11 +423,6 @@ cases! {
         registry()
             .with(lines!(s).with_filter(own()))
             .with(opentelemetry!(s).with_filter(FilterFn::new(|one| one.target() == "arrangements")));
-    "with_opentelemetry(of own), fmt of own": Own free,
-        |s, p| registry()
-            .with(p.with_opentelemetry(opentelemetry!(s).with_filter(own())))
-            .with(lines!(s).with_filter(own())),
-        registry().with(opentelemetry!(s).with_filter(own())).with(lines!(s).with_filter(own()));
     "fmt of own.and_then(ours).and_then(otel of own)": Own costs,
         |s, p| registry().with(
             lines!(s).with_filter(own()).and_then(p).and_then(opentelemetry!(s).with_filter(own())),
