@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
 use crate::keep::{Callsites, ProfileAdmission, SpanNames, observe_panics};
 use crate::log::{LogEvent, LogKind};
-use crate::otel::{OtelSettings, UnreachedSpans};
+use crate::otel::UnreachedSpans;
 use crate::publish::{PublishSettings, PublishState, PublisherParts, Reporter, ShutdownResult};
 use crate::references::References;
 use crate::report;
@@ -53,7 +53,6 @@ pub(crate) struct Parts {
     pub(crate) continuous: ContinuousSettings,
     pub(crate) publishing: PublishSettings,
     pub(crate) warnings: Vec<LogEvent>,
-    pub(crate) otel: OtelSettings,
     pub(crate) names: SpanNames,
     pub(crate) references: References,
 }
@@ -126,7 +125,6 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         counters: parts.counters,
         waker,
         source: RunningSource { line: source_line, sampler: parts.source },
-        otel: parts.otel,
         names: Arc::clone(&names),
         publish: to_publish.clone(),
         warnings: Mutex::new(parts.warnings.into_iter().chain(failure).collect()),

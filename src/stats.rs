@@ -200,8 +200,6 @@ counters! {
         no_profile_no_id,
         /// Kept spans without a profile that are in no log line and callback: too many a minute.
         kept_unreported,
-        /// Spans that were not kept because of [`Builder::only_sampled_traces`](crate::Builder::only_sampled_traces).
-        dropped_unsampled_trace,
         /// Spans that were not created for this layer, since 256 others were around them.
         declined_too_deep,
         /// Times that a hook passed time to the nearest 64 ancestors only.

@@ -608,22 +608,22 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_421;
+const TOTAL: usize = 59_360;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3192),
+    (".", "(top)", 3188),
     (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1696),
     (".", "collect", 1086),
-    (".", "config", 1045),
-    (".", "engine", 969),
+    (".", "config", 1024),
+    (".", "engine", 961),
     (".", "history", 488),
     (".", "inbox", 275),
     (".", "intake", 538),
     (".", "keep", 3540),
-    (".", "otel", 1217),
+    (".", "otel", 1189),
     (".", "publish", 2073),
     (".", "references", 772),
     (".", "report", 1335),

@@ -227,8 +227,7 @@ fn of_random_trees_over_threads_each_is_whole_or_absent() {
 /// A subscriber with a layer of those rules, and one that passes on the traces of what it keeps.
 fn with_layer(rules: &str, is_layer_first: bool) -> (Out, SdkTracerProvider, Dispatch) {
     let layer = || {
-        // Its attributes have no part in that.
-        let builder = ProfilingLayer::builder().span_attributes(|_| None);
+        let builder = ProfilingLayer::builder();
         builder.rules(rules.parse().unwrap()).exporter(Memory::new()).build().unwrap()
     };
     let early = is_layer_first.then(layer);

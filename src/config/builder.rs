@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::export::{Directory, Exporter};
 use crate::keep::{Kept, OnKept, Rules, ShownFields};
 use crate::log::{LogEvent, LogKind};
-use crate::otel::{AttributeNames, OtelSettings};
 use crate::profile::Resource;
 use crate::redact::Redaction;
 use crate::references::{ALL_CPU, ReferenceLimits};
@@ -56,7 +55,6 @@ pub struct Builder {
     pub(super) references: ReferenceLimits,
     pub(crate) timing: Timing,
     pub(super) on_kept: Option<OnKept>,
-    pub(super) otel: OtelSettings,
     pub(super) shown_fields: ShownFields,
     pub(super) redaction: Redaction,
     /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
@@ -120,7 +118,6 @@ impl Builder {
             references: ReferenceLimits::default(),
             timing: Timing::USUAL,
             on_kept: None,
-            otel: OtelSettings::default(),
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             env_redaction: Redaction::new(),
@@ -351,22 +348,6 @@ impl Builder {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
     }
 
-    /// Whether to keep only spans of traces that OpenTelemetry exports. By default spans of other traces are kept as
-    /// well, and the profile states that: `profile.trace_sampled`.
-    #[must_use]
-    pub fn only_sampled_traces(mut self, only: bool) -> Self {
-        self.otel.only_sampled_traces = only;
-        self
-    }
-
-    /// The names of the attributes that are set on kept OpenTelemetry spans. `name` is called with each of
-    /// [`span_attributes`](crate::span_attributes) and returns the name to use, or `None` to leave the attribute out.
-    #[must_use]
-    pub fn span_attributes(mut self, name: impl Fn(&'static str) -> Option<String>) -> Self {
-        self.otel.attributes = AttributeNames::new(name);
-        self
-    }
-
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, and by which
     /// percentiles are kept apart. By default these are `otel.name`, `http.route`, `http.request.method`, `method`,
     /// `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all others stay in the process.
@@ -460,7 +441,6 @@ impl std::fmt::Debug for Builder {
             .field("cpu_percent", &self.cpu_percent)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("shown_fields", &self.shown_fields)
-            .field("otel", &self.otel)
             .field("symbols", &self.symbols)
             .field("warnings", &self.warnings)
             .finish_non_exhaustive()

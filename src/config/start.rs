@@ -165,7 +165,6 @@ pub(crate) fn start(
             },
         },
         warnings,
-        otel: builder.otel,
         names: SpanNames::new(dispatch, redaction),
         references,
     })

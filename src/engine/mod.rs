@@ -29,7 +29,7 @@ use crate::keep::{
 };
 use crate::log::LogEvent;
 use crate::otel::{
-    OtelSettings, OtelSpan, UnreachedSpans, keep_trace, keep_traces_begun_in, trace_stats,
+    OtelSpan, UnreachedSpans, attributes_of, keep_trace, keep_traces_begun_in, trace_stats,
 };
 use crate::profile::ProfileId;
 use crate::publish::PublishState;
@@ -60,7 +60,6 @@ pub(crate) struct Engine {
     pub(crate) counters: Arc<Counters>,
     pub(crate) waker: Waker,
     pub(crate) source: RunningSource,
-    pub(crate) otel: OtelSettings,
     pub(crate) names: Arc<SpanNames>,
     pub(crate) publish: PublishState,
     pub(crate) unreached: Arc<UnreachedSpans>,
@@ -258,10 +257,6 @@ impl Engine {
             });
             return verdict;
         }
-        if self.otel.only_sampled_traces && ids.is_some_and(|ids| !ids.is_sampled) {
-            Counters::add(&self.counters.spans.dropped_unsampled_trace, 1);
-            return verdict;
-        }
         let link = self.link(closing, ids, reach);
         let mut closing = closing.clone();
         closing.samples.awaits += self.awaits.send_carried(closing.key);
@@ -269,7 +264,7 @@ impl Engine {
         let is_due = self.keep(&closing, callsite, &mut span);
         verdict.must_notify |= is_due;
         if let Some(otel) = otel {
-            otel.set_attributes(self.otel.attributes.of(&span));
+            otel.set_attributes(attributes_of(&span));
         }
         keep_trace(|| self.trace_of(&closing, ids, reach));
         verdict
@@ -302,8 +297,7 @@ impl Engine {
 
     /// Whether a kept span gets neither a profile nor a report, as far as that is certain. Counts it then.
     fn is_over_limit(&self, closing: &SpanSnapshot, callsite: &Callsite, reasons: Reasons) -> bool {
-        // Whether its trace is exported decides first.
-        if reasons.contains(Reason::Forced) || self.otel.only_sampled_traces {
+        if reasons.contains(Reason::Forced) {
             return false;
         }
         let account = &closing.account;
@@ -470,9 +464,7 @@ impl Engine {
         reasons: Reasons,
         deadlock: Option<Arc<str>>,
     ) {
-        // Whether its trace will be exported is not known while it is open.
-        let callsite = self.callsites.get(open.plan).filter(|_| !self.otel.only_sampled_traces);
-        if let Some(callsite) = callsite {
+        if let Some(callsite) = self.callsites.get(open.plan) {
             let mut span = self.describe(open, callsite, reasons, None);
             (span.facts.is_open, span.facts.deadlock) = (true, deadlock);
             let is_due = self.keep(open, callsite, &mut span);

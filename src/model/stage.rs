@@ -31,7 +31,6 @@ use crate::keep::{
     Callsites, Condition, ExporterHealth, Keep, KeptSpan, PlanSettings, ProfileAdmission, Rule,
     Rules, ShownFields,
 };
-use crate::otel::OtelSettings;
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
 use crate::publish::{FlushRequest, Job, LogItem, PendingReplies, PublishSettings};
 use crate::references::{ReferenceLimits, References};
@@ -247,7 +246,6 @@ impl Stage {
                 symbols: crate::symbols::SymbolSettings { names: false, most_bytes: 0 },
             },
             warnings: Vec::new(),
-            otel: OtelSettings::default(),
             names: crate::keep::SpanNames::default(),
             references,
         });

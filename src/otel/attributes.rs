@@ -1,7 +1,5 @@
 //! The attributes of kept spans on their OpenTelemetry spans.
 
-use std::borrow::Cow;
-
 use crate::facts::Measure;
 use crate::keep::KeptSpan;
 use crate::profile::{SampleKind, Value};
@@ -52,33 +50,14 @@ pub fn span_attributes() -> impl Iterator<Item = &'static str> {
     TEXTS.iter().map(|(name, _)| *name).chain(Measure::major().map(Measure::attribute))
 }
 
-pub(crate) type SpanAttributes = Vec<(Cow<'static, str>, Value)>;
+pub(crate) type SpanAttributes = Vec<(&'static str, Value)>;
 
-/// The names to use for the attributes, in the order of [`span_attributes`].
-#[derive(Clone, Debug)]
-pub(crate) struct AttributeNames(Vec<Option<Cow<'static, str>>>);
-
-impl Default for AttributeNames {
-    fn default() -> Self {
-        Self(span_attributes().map(|name| Some(name.into())).collect())
-    }
-}
-
-impl AttributeNames {
-    pub(crate) fn new(name: impl Fn(&'static str) -> Option<String>) -> Self {
-        Self(span_attributes().map(|ours| name(ours).map(Into::into)).collect())
-    }
-
-    pub(crate) fn of(&self, span: &KeptSpan) -> SpanAttributes {
-        let measured = |measure: Measure| Some(Value::of_number(measure.notable(span.facts())?));
-        let texts = TEXTS.iter().map(|(_, value)| value(span));
-        let values = texts.chain(Measure::major().map(measured));
-        self.0
-            .iter()
-            .zip(values)
-            .filter_map(|(name, value)| Some((name.clone()?, value?)))
-            .collect()
-    }
+/// The attributes of a kept span, in the order of [`span_attributes`].
+pub(crate) fn attributes_of(span: &KeptSpan) -> SpanAttributes {
+    let measured = |measure: Measure| Some(Value::of_number(measure.notable(span.facts())?));
+    let texts = TEXTS.iter().map(|(_, value)| value(span));
+    let values = texts.chain(Measure::major().map(measured));
+    span_attributes().zip(values).filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 #[cfg(test)]
@@ -94,8 +73,8 @@ mod tests {
     const ALLOC_SPACE_ID: &str = "profile.alloc_space_id";
 
     fn attributes(span: &KeptSpan) -> Vec<(String, Value)> {
-        let all = AttributeNames::default().of(span);
-        all.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
+        let all = attributes_of(span).into_iter();
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     #[test]

@@ -21,17 +21,10 @@ mod unreached;
 mod values;
 
 pub use attributes::span_attributes;
-pub(crate) use attributes::{AttributeNames, SpanAttributes};
+pub(crate) use attributes::{SpanAttributes, attributes_of};
 #[cfg(feature = "opentelemetry-sdk")]
 pub use kept_traces::KeptTraces;
 pub(crate) use kept_traces::{keep_trace, keep_traces_begun_in, trace_stats};
 pub(crate) use otel_span::OtelSpan;
 pub(crate) use trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 pub(crate) use unreached::UnreachedSpans;
-
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OtelSettings {
-    pub(crate) attributes: AttributeNames,
-    /// Whether spans of traces that are not exported are not kept.
-    pub(crate) only_sampled_traces: bool,
-}
