@@ -2,7 +2,6 @@
 //!
 //! ```sh
 //! cargo run --release --example kept_traces
-//! TRACING_PROFILING_TRACES='kept|one_in=10' cargo run --release --example kept_traces
 //! ```
 //!
 //! They also go to a collector if the usual variables name one:
@@ -44,10 +43,10 @@ fn main() -> Result<(), AnyError> {
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource)
         .with_span_processor(SimpleSpanProcessor::new(all.clone()))
-        .with_span_processor(KeptTraces::new(batches).one_in(100).with_env()?);
+        .with_span_processor(KeptTraces::new(batches).one_in(100));
     if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
         let batches = BatchSpanProcessor::builder(SpanExporter::builder().build()?).build();
-        provider = provider.with_span_processor(KeptTraces::new(batches).one_in(100).with_env()?);
+        provider = provider.with_span_processor(KeptTraces::new(batches).one_in(100));
     }
     let provider = provider.build();
     let opentelemetry = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop"));

@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_360;
+const TOTAL: usize = 59_285;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -617,13 +617,13 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "assemble", 1088),
     (".", "awaits", 1696),
     (".", "collect", 1086),
-    (".", "config", 1024),
+    (".", "config", 1018),
     (".", "engine", 961),
     (".", "history", 488),
     (".", "inbox", 275),
     (".", "intake", 538),
     (".", "keep", 3540),
-    (".", "otel", 1189),
+    (".", "otel", 1120),
     (".", "publish", 2073),
     (".", "references", 772),
     (".", "report", 1335),

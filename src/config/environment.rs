@@ -15,7 +15,6 @@ use crate::export::{Directory, Format, of_process};
 use crate::export::{OtlpBuilder, OtlpExporter};
 use crate::keep::Rules;
 use crate::log::{LogEvent, LogKind};
-use crate::otel::{TRACE_CHOICES, TraceChoice};
 use crate::text::{bytes, shortened};
 
 /// The variable with the rules. The names of the others begin like that.
@@ -136,11 +135,6 @@ const SETTINGS: &[Setting] = &[
         builder.references(one_in, cpu_percent)
     }),
     setting!("_HEAP", ON_OR_OFF, |builder, text| builder.heap(is_on(text)?)),
-    // Of `KeptTraces`, which has no log.
-    setting!("_TRACES", TRACE_CHOICES, |builder, text| {
-        TraceChoice::parse(text)?;
-        builder
-    }),
 ];
 
 impl Builder {
@@ -413,7 +407,7 @@ mod tests {
         );
         assert!(second.ends_with("_SOURCE, _OFF_CPU, _SIGNAL, _SAMPLING_DELAY, _RATE, _STACK_BYTES, \
             _CPU_BUDGET, _MEMORY, _DIR, _FORMATS, _TRACE_URL, _SOURCE_URL, _SPAN_FIELDS, _REDACT, _FULL_PATHS, \
-            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP, _TRACES"), "{second}");
+            _SYMBOLS, _ALLOC_SAMPLE_INTERVAL, _CONTINUOUS, _CONTINUOUS_INTERVAL, _REFERENCES, _HEAP"), "{second}");
     }
 
     #[cfg(not(feature = "_otlp"))]

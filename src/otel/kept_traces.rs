@@ -5,7 +5,6 @@
 //! are decided together.
 
 use std::collections::{BTreeSet, HashMap};
-use std::env;
 use std::fmt;
 use std::mem::take;
 use std::sync::{Arc, OnceLock, Weak};
@@ -21,13 +20,10 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::probability::{randomness_of, with_threshold};
 use super::span_delivery::{COUNTERS, Lot, PAUSE, SpanOutbox};
-use super::trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
-use crate::error::Error;
 use crate::span::{InnermostSpan, TraceIds, innermost_span};
 use crate::stats::{Counters, TraceStats};
 use crate::sys;
 
-const VARIABLE: &str = "TRACING_PROFILING_TRACES";
 const SHARDS: usize = 32;
 /// Spans and bytes.
 const DEFAULT_BOUNDS: (usize, usize) = (131_072, 64 << 20);
@@ -54,15 +50,12 @@ static ALL: RwLock<Vec<Weak<HeldTraces>>> = RwLock::new(Vec::new());
 /// use opentelemetry_sdk::trace::{BatchSpanProcessor, Sampler, SdkTracerProvider};
 /// use tracing_profiling::KeptTraces;
 ///
-/// # fn main() -> Result<(), tracing_profiling::Error> {
 /// # let exporter = opentelemetry_sdk::trace::InMemorySpanExporter::default();
 /// let batches = BatchSpanProcessor::builder(exporter).build();
 /// let provider = SdkTracerProvider::builder()
 ///     .with_sampler(Sampler::AlwaysOn)
-///     .with_span_processor(KeptTraces::new(batches).one_in(100).with_env()?)
+///     .with_span_processor(KeptTraces::new(batches).one_in(100))
 ///     .build();
-/// # Ok(())
-/// # }
 /// ```
 ///
 /// The processor holds the spans of a trace that ended, as far as they are of this process, until none of them is open.
@@ -81,10 +74,29 @@ pub struct KeptTraces<P> {
     held: OnceLock<Option<Arc<HeldTraces>>>,
 }
 
+/// Which traces go on beside those of kept and failed spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TraceChoice {
+    /// 0 for none.
+    one_in: u32,
+    /// Traces that come from a remote parent with the sampled flag go on.
+    sampled_parents: bool,
+}
+
+impl TraceChoice {
+    /// The rejection threshold of ordinary traces, of 56 bits: one goes on whose randomness is not below it.
+    fn threshold(self) -> u64 {
+        match u64::from(self.one_in) {
+            0 => 1 << 56,
+            traces => (1 << 56) - (1 << 56) / traces,
+        }
+    }
+}
+
 impl<P: SpanProcessor + 'static> KeptTraces<P> {
     /// Passes the traces of kept and failed spans, and one in 100 of the others, on to `next`.
     pub fn new(next: P) -> Self {
-        let (next, choice) = (Arc::new(next), TraceChoice::default());
+        let (next, choice) = (Arc::new(next), TraceChoice { one_in: 100, sampled_parents: false });
         Self { next, choice, bounds: DEFAULT_BOUNDS, held: OnceLock::new() }
     }
 
@@ -109,22 +121,6 @@ impl<P: SpanProcessor + 'static> KeptTraces<P> {
     pub fn bounds(mut self, spans: usize, bytes: usize) -> Self {
         self.bounds = (spans.max(1), bytes);
         self
-    }
-
-    /// Applies the variable `TRACING_PROFILING_TRACES` if it is set: `kept`, with `one_in=100` and `sampled_parents` behind
-    /// `|`, or `all`.
-    ///
-    /// # Errors
-    ///
-    /// If its value is malformed.
-    pub fn with_env(mut self) -> Result<Self, Error> {
-        let Some(text) = env::var_os(VARIABLE) else { return Ok(self) };
-        let text = text.to_string_lossy();
-        if !text.trim().is_empty() {
-            let malformed = || Error::setting(VARIABLE, text.trim(), TRACE_CHOICES);
-            self.choice = TraceChoice::parse(&text).ok_or_else(malformed)?;
-        }
-        Ok(self)
     }
 
     fn held(&self) -> Option<&HeldTraces> {
@@ -573,6 +569,13 @@ fn text_in(attributes: &[KeyValue]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_in_n_is_a_threshold_of_56_bits() {
+        let threshold = |one_in| TraceChoice { one_in, sampled_parents: false }.threshold();
+        assert_eq!([0, 1, 2, 4].map(threshold), [1 << 56, 0, 1 << 55, 3 << 54]);
+        assert_eq!(threshold(u32::MAX), (1 << 56) - (1 << 24));
+    }
 
     #[test]
     fn a_trace_that_went_on_is_followed_for_some_time_and_as_one_of_some_thousand() {

@@ -15,7 +15,6 @@ mod otel_span;
 mod probability;
 #[cfg(feature = "opentelemetry-sdk")]
 mod span_delivery;
-mod trace_choice;
 mod unreached;
 #[cfg(feature = "opentelemetry")]
 mod values;
@@ -26,5 +25,4 @@ pub(crate) use attributes::{SpanAttributes, attributes_of};
 pub use kept_traces::KeptTraces;
 pub(crate) use kept_traces::{keep_trace, keep_traces_begun_in, trace_stats};
 pub(crate) use otel_span::OtelSpan;
-pub(crate) use trace_choice::{EXPECTED as TRACE_CHOICES, TraceChoice};
 pub(crate) use unreached::UnreachedSpans;
