@@ -35,8 +35,6 @@ pub(crate) struct Control {
     pub(crate) unreached: Arc<UnreachedSpans>,
     /// The fork generation in which it was built. In the child of a fork, its locks may be held forever.
     made_in: u32,
-    /// The process in which it was built.
-    made_by: u32,
     /// For handles that outlive the layer. Empty if nothing was ever started.
     pub(crate) ending: Arc<OnceLock<Arc<ShutdownResult>>>,
     switch: Mutex<Switch>,
@@ -74,7 +72,6 @@ impl Control {
             unreached: Arc::default(),
             engine: OnceLock::new(),
             made_in: sys::Forks::generation(),
-            made_by: std::process::id(),
             ending: Arc::default(),
             switch: Mutex::new(Switch {
                 builder: Some(builder),
@@ -102,7 +99,6 @@ impl Control {
         let switch = Switch { builder, rules, failed: None, is_disabled: false };
         Arc::new(Self {
             made_in: sys::Forks::generation(),
-            made_by: std::process::id(),
             ending: Arc::default(),
             gate: engine.gate,
             unreached: Arc::clone(&engine.unreached),
@@ -117,22 +113,6 @@ impl Control {
     /// Whether this is the process that built it, not a forked child.
     pub(crate) fn is_here(&self) -> bool {
         self.made_in == sys::Forks::generation()
-    }
-
-    /// Called in the child of a fork. Logs that profiling has ended if the parent that built the layer has exited and
-    /// this process continues in its place, as a daemon does. (Logging in other children could block on a lock of the
-    /// program that is held forever.) Takes no lock of this crate.
-    #[cold]
-    pub(crate) fn warn_if_forked(&self) {
-        if !sys::has_ended(self.made_by) || !self.gate.take_forked() {
-            return;
-        }
-        LogEvent::warning(
-            LogKind::Forked,
-            "this process was forked from the one that built the profiling layer, which has exited, so profiling \
-             has stopped: build the layer after the process has become a daemon",
-        )
-        .emit();
     }
 
     /// The engine for a hook, if it has anything to do.

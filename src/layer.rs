@@ -95,14 +95,6 @@ impl ProfilingLayer {
         };
         OtelSpan::find(id, &engine.dispatch().or_else(default)?)
     }
-
-    #[cold]
-    #[inline(never)]
-    fn enter_without_engine(&self) {
-        if self.control.gate.must_check_fork() {
-            self.control.warn_if_forked();
-        }
-    }
 }
 
 impl Builder {
@@ -265,9 +257,8 @@ where
 
     #[inline]
     fn on_enter(&self, id: &span::Id, _: Context<'_, S>) {
-        match self.control.open_engine() {
-            Some(engine) => engine.spans.enter(number(id)),
-            None => self.enter_without_engine(),
+        if let Some(engine) = self.control.open_engine() {
+            engine.spans.enter(number(id));
         }
     }
 

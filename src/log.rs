@@ -103,7 +103,6 @@ kinds! {
     }
     ended {
         FilesClosed = "files_closed",
-        Forked = "forked",
         Failed = "failed",
     }
 }

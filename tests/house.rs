@@ -608,17 +608,17 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_285;
+const TOTAL: usize = 59_225;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3188),
+    (".", "(top)", 3159),
     (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1696),
     (".", "collect", 1086),
     (".", "config", 1018),
-    (".", "engine", 961),
+    (".", "engine", 930),
     (".", "history", 488),
     (".", "inbox", 275),
     (".", "intake", 538),

@@ -1,7 +1,7 @@
 //! The check that each hook makes first.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::facts::Allocations;
 
@@ -11,20 +11,12 @@ use crate::facts::Allocations;
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Gate {
-    state: AtomicU32,
+    /// The layer's threads run in this process.
+    is_open: AtomicBool,
     /// Whether there may be profiled spans, so that allocations are counted.
     counts_allocations: AtomicBool,
     next: OnceLock<&'static Self>,
 }
-
-/// The layer's threads run in this process.
-const OPEN: u32 = 1;
-/// The gate was open in the process that this one was forked from, and this process has not taken over yet.
-const FORKED: u32 = 1 << 1;
-/// Counts hook calls since the fork.
-const ONE_HOOK: u32 = 1 << 2;
-/// How many hook calls are counted.
-const LAST_CHECK: u32 = 1 << 16;
 
 static FIRST: OnceLock<&'static Gate> = OnceLock::new();
 
@@ -32,7 +24,7 @@ impl Gate {
     /// Creates a closed gate.
     pub(crate) fn new() -> &'static Self {
         let gate: &'static Self = Box::leak(Box::new(Self {
-            state: AtomicU32::new(0),
+            is_open: AtomicBool::new(false),
             counts_allocations: AtomicBool::new(false),
             next: OnceLock::new(),
         }));
@@ -49,32 +41,12 @@ impl Gate {
     /// Call once the engine can be found.
     pub(crate) fn open(&self) {
         // Release: a hook that finds the gate open also finds the engine.
-        self.state.fetch_or(OPEN, Ordering::Release);
-    }
-
-    /// Called by a hook that finds the gate closed. Whether it should check if this forked process has taken over
-    /// from its parent, as a daemon does. True only for some calls (those whose number is a power of two), and no more
-    /// after [`LAST_CHECK`]: a child that lives on beside its parent must not pay for that forever.
-    #[inline(always)]
-    pub(crate) fn must_check_fork(&self) -> bool {
-        let state = self.state.load(Ordering::Relaxed);
-        state & FORKED != 0 && state / ONE_HOOK < LAST_CHECK && self.count_hook()
-    }
-
-    #[cold]
-    fn count_hook(&self) -> bool {
-        let count = self.state.fetch_add(ONE_HOOK, Ordering::Relaxed) / ONE_HOOK + 1;
-        count.is_power_of_two()
-    }
-
-    /// This process takes over from its parent. Returns true for the first caller only.
-    pub(crate) fn take_forked(&self) -> bool {
-        self.state.swap(0, Ordering::Relaxed) & FORKED != 0
+        self.is_open.store(true, Ordering::Release);
     }
 
     #[inline(always)]
     pub(crate) fn is_open(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & OPEN != 0
+        self.is_open.load(Ordering::Relaxed)
     }
 
     /// Sets whether what spans allocate is counted. Not after the gate is closed.
@@ -84,7 +56,7 @@ impl Gate {
             (true, false) => Allocations::end_counting(),
             _ => {}
         }
-        if counts && self.state.load(Ordering::SeqCst) & OPEN == 0 {
+        if counts && !self.is_open.load(Ordering::SeqCst) {
             self.set_counts_allocations(false);
         }
     }
@@ -94,7 +66,7 @@ impl Gate {
     }
 
     pub(crate) fn close(&self) {
-        self.state.store(0, Ordering::SeqCst);
+        self.is_open.store(false, Ordering::SeqCst);
         self.set_counts_allocations(false);
     }
 
@@ -103,29 +75,8 @@ impl Gate {
         let mut place = &FIRST;
         while let Some(gate) = place.get() {
             gate.counts_allocations.store(false, Ordering::Relaxed);
-            // Open, or already in a forked child.
-            let was_open = gate.state.load(Ordering::Relaxed) & (OPEN | FORKED) != 0;
-            gate.state.store(if was_open { FORKED } else { 0 }, Ordering::Relaxed);
+            gate.is_open.store(false, Ordering::Relaxed);
             place = &gate.next;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The checks become rare and end, and so do the writes to the word that all threads read.
-    #[test]
-    fn a_forked_child_does_not_count_its_hooks_forever() {
-        let gate = Gate::new();
-        assert!(!gate.must_check_fork(), "not forked");
-        gate.state.store(FORKED, Ordering::Relaxed);
-        let checks: Vec<_> = (1..=200_000_u32).filter(|_| gate.must_check_fork()).collect();
-        assert_eq!(checks, (0..=16).map(|power| 1 << power).collect::<Vec<u32>>());
-        let before = gate.state.load(Ordering::Relaxed);
-        assert!(!gate.must_check_fork());
-        assert_eq!(gate.state.load(Ordering::Relaxed), before, "a plain read");
-        assert!(gate.take_forked() && !gate.take_forked());
     }
 }
