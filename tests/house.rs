@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_225;
+const TOTAL: usize = 59_208;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -624,12 +624,12 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "intake", 538),
     (".", "keep", 3540),
     (".", "otel", 1120),
-    (".", "publish", 2073),
+    (".", "publish", 2067),
     (".", "references", 772),
     (".", "report", 1335),
     (".", "sinks", 1957),
     (".", "span", 5194),
-    (".", "symbols", 1821),
+    (".", "symbols", 1810),
     (".", "threads", 2702),
     (".", "watch", 1274),
     ("crates/capture", "(top)", 229),

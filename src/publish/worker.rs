@@ -22,7 +22,7 @@ use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
-use crate::symbols::{DebugCompression, Missing, SymbolProblem, SymbolSettings, Symbolizer};
+use crate::symbols::{Missing, SymbolProblem, SymbolSettings, Symbolizer};
 use crate::sys::{self, Files, FilesGuard};
 use crate::unwind::Module;
 
@@ -234,7 +234,7 @@ fn missing_event(Missing { file, lack }: &Missing, names: &Redaction) -> LogEven
         | SymbolProblem::DebugUnreadable(error)
         | SymbolProblem::EmbeddedUnreadable(error)
         | SymbolProblem::SupplementUnreadable(error) => (LogKind::FileUnreadable, Some(error)),
-        SymbolProblem::Compressed(..) => (LogKind::FileCompressed, None),
+        SymbolProblem::Compressed => (LogKind::FileCompressed, None),
         SymbolProblem::Split => (LogKind::FileSplit, None),
         SymbolProblem::TooLarge { .. } => (LogKind::FileTooLarge, None),
     };
@@ -286,17 +286,11 @@ fn lack_in_words(lack: &SymbolProblem, [file, error]: [&str; 2]) -> String {
             "the debug information of {file} has a part in a supplementary file (as `dwz -m` makes), which cannot be read, so \
              profiles show its functions and lines but not all inlined functions: {error}"
         ),
-        SymbolProblem::Compressed(compression) => {
-            let how = match compression {
-                DebugCompression::Zstd => "with zstd",
-                DebugCompression::Old => "in an old way (its sections are named `.zdebug_`)",
-            };
-            format!(
-                "the debug information of {file} is compressed {how}, which is not supported, so profiles show its functions \
-                 but no lines and no inlined functions; compress it with zlib \
-                 (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all"
-            )
-        }
+        SymbolProblem::Compressed => format!(
+            "the debug information of {file} is compressed with zstd or in an old way (its sections are named `.zdebug_`), \
+             which is not supported, so profiles show its functions but no lines and no inlined functions; compress it with \
+             zlib (`-C link-arg=-Wl,--compress-debug-sections=zlib`) or not at all"
+        ),
         SymbolProblem::Split => format!(
             "a part of the debug information of {file} is in other files (`.dwo` or `.dwp`), which are not read, so profiles \
              show its functions and lines but no inlined functions; remove `split-debuginfo` from [profile.release] in \

@@ -50,19 +50,11 @@ pub(crate) enum SymbolProblem {
     /// layer's own, not what control groups and resource limits leave.
     TooLarge { bytes: u64, is_own: bool },
     /// The debug information of the file has an unsupported compression.
-    Compressed(DebugCompression),
+    Compressed,
     /// The supplementary file of its debug information cannot be read, and why.
     SupplementUnreadable(String),
     /// A part of its debug information is in others, which are not read.
     Split,
-}
-
-/// A compression of debug information that is not supported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DebugCompression {
-    Zstd,
-    /// The compression of sections named `.zdebug_`, which older tools write.
-    Old,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

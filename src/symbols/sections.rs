@@ -8,7 +8,6 @@ use std::ops::Range;
 use flate2::read::ZlibDecoder;
 use gimli::{DwarfSections, EndianSlice, LittleEndian, Reader as _, constants as dwarf};
 
-use super::DebugCompression;
 use crate::unwind::build_id_in;
 
 /// The size of a file's symbols after decompression.
@@ -49,7 +48,8 @@ pub(super) struct Sections {
     pub(super) hidden: Vec<u64>,
     /// Where further symbols are in the file, compressed with xz. They are of no use to a file with a symbol table.
     pub(super) embedded: Option<Range<u64>>,
-    pub(super) compression: Option<DebugCompression>,
+    /// Debug sections are compressed in another way than by zlib.
+    pub(super) is_unreadable: bool,
     pub(super) content: SymbolContent,
     /// Where headers, symbol tables and names are in the file.
     pub(super) symbol_parts: Vec<Range<u64>>,
@@ -227,18 +227,15 @@ impl Sections {
             }
             let is_old = name.starts_with(b".zdebug_");
             let is_debug = is_old || name.starts_with(b".debug_");
-            if is_old {
-                sections.compression = Some(DebugCompression::Old);
-            }
+            sections.is_unreadable |= is_old;
             if name == b".debug_abbrev" {
                 abbreviations = Some(section);
             }
             if section.is_compressed() {
                 // A separate header states the compression and the decompressed size.
                 let compressed = file.read(section.content.start, 16)?;
-                if is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB {
-                    sections.compression = Some(DebugCompression::Zstd);
-                }
+                sections.is_unreadable |=
+                    is_debug && number(&compressed, 0, 4) != COMPRESSED_BY_ZLIB;
                 size = number(&compressed, 8, 8);
             }
             let sizes = &mut sections.sizes;
@@ -392,12 +389,12 @@ mod tests {
     #[test]
     fn this_program_has_debug_information_and_a_symbol_table() {
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
-        let Sections { sizes, link, compression, content, .. } = Sections::of(&file).unwrap();
+        let Sections { sizes, link, is_unreadable, content, .. } = Sections::of(&file).unwrap();
         let length = file.metadata().unwrap().len();
         assert!(sizes.symbols > 100_000, "{sizes:?}");
         assert!(sizes.debug > sizes.symbols, "{sizes:?}");
         assert!(sizes.all() < 4 * length, "{sizes:?}");
-        assert_eq!((link, compression), (None, None));
+        assert_eq!((link, is_unreadable), (None, false));
         assert!(content.has_functions && content.has_lines && !content.is_split);
         // The program calls functions of the C library.
         let table = content.linkage_table;

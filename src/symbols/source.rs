@@ -160,11 +160,11 @@ impl SymbolFile {
         let all = held(sizes.all(), &everything);
         let symbols = held(sizes.symbols, &only_symbols);
         let too_large = SymbolProblem::TooLarge { bytes: all, is_own: true };
-        let (detail, bytes, lack) = match sections.compression {
-            None if all <= free => (Detail::All, all, None),
-            None if symbols <= free => (Detail::Functions, symbols, Some(too_large)),
-            Some(compression) if symbols <= free => {
-                (Detail::Functions, symbols, Some(SymbolProblem::Compressed(compression)))
+        let (detail, bytes, lack) = match sections.is_unreadable {
+            false if all <= free => (Detail::All, all, None),
+            false if symbols <= free => (Detail::Functions, symbols, Some(too_large)),
+            true if symbols <= free => {
+                (Detail::Functions, symbols, Some(SymbolProblem::Compressed))
             }
             _ => (Detail::Nothing, 0, Some(too_large)),
         };
