@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_208;
+const TOTAL: usize = 59_197;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -617,7 +617,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "assemble", 1088),
     (".", "awaits", 1696),
     (".", "collect", 1086),
-    (".", "config", 1018),
+    (".", "config", 1019),
     (".", "engine", 930),
     (".", "history", 488),
     (".", "inbox", 275),
@@ -645,7 +645,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "facts", 1350),
     ("crates/profile", "profile", 3635),
     ("crates/profile", "redact", 376),
-    ("crates/server", "(top)", 1357),
+    ("crates/server", "(top)", 1345),
     ("macros", "(top)", 415),
 ];
 

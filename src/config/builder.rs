@@ -439,6 +439,7 @@ impl std::fmt::Debug for Builder {
             .field("alloc_sample_interval", &self.alloc_sample_interval)
             .field("heap", &self.heap)
             .field("cpu_percent", &self.cpu_percent)
+            .field("references", &self.references)
             .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
             .field("shown_fields", &self.shown_fields)
             .field("symbols", &self.symbols)

@@ -57,27 +57,15 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    const NAMES: [(&str, Self); 6] = [
-        ("text/html", Self::Report),
-        ("text/markdown", Self::Markdown),
-        ("application/json", Self::Json),
-        ("*/*", Self::Report),
-        ("text/*", Self::Report),
-        ("application/*", Self::Json),
-    ];
-
-    /// The one that the header `Accept` wants most (RFC 9110, 12.5.1); of those equally wanted, the first that it names.
+    /// The first that the header `Accept` names, as a client lists what it wants most first. Weights are not read.
     pub(crate) fn accepted(accept: &str) -> Self {
-        let wanted = accept.split(',').filter_map(|part| {
-            let part = part.to_ascii_lowercase();
-            let (name, parameters) = part.split_once(';').unwrap_or((&part, ""));
-            let (_, form) = Self::NAMES.into_iter().find(|(known, _)| name.trim() == *known)?;
-            let weight = parameters.split(';').find_map(|it| it.trim().strip_prefix("q="));
-            let weight = weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0));
-            (weight > 0.0).then_some((weight, form))
+        let named = accept.split([',', ';']).find_map(|name| match name.trim() {
+            "text/html" | "*/*" | "text/*" => Some(Self::Report),
+            "text/markdown" => Some(Self::Markdown),
+            "application/json" | "application/*" => Some(Self::Json),
+            _ => None,
         });
-        let most = wanted.reduce(|most, next| if next.0 > most.0 { next } else { most });
-        most.map_or(Self::Report, |(_, form)| form)
+        named.unwrap_or(Self::Report)
     }
 
     pub(crate) const fn content_type(self) -> &'static str {
@@ -163,17 +151,15 @@ mod tests {
     use super::Form;
 
     #[test]
-    fn the_form_that_is_wanted_most_is_sent() {
+    fn the_form_that_is_named_first_is_sent() {
         for (accept, form) in [
             ("", Form::Report),
             ("*/*", Form::Report),
             ("text/html,application/xhtml+xml,*/*;q=0.8", Form::Report),
             ("text/markdown", Form::Markdown),
-            ("application/json;q=0.5, Text/Markdown ;q=0.9", Form::Markdown),
-            ("application/json, text/markdown", Form::Json),
-            ("text/markdown;q=0, application/json;charset=utf-8;q=0.1", Form::Json),
-            ("text/markdown;q=much", Form::Report),
-            ("application/json;Q=0.1, */*;q=0.2", Form::Report),
+            ("text/plain, text/markdown ;q=0.9, application/json;q=0.5", Form::Markdown),
+            ("application/json;charset=utf-8, text/markdown", Form::Json),
+            ("image/png", Form::Report),
             ("text/markdown, */*", Form::Markdown),
         ] {
             assert_eq!(Form::accepted(accept), form, "{accept}");
