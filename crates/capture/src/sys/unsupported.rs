@@ -173,7 +173,8 @@ stubs! {
 /// As `stubs`, of types.
 macro_rules! associated {
     ($($of:ident: fn $name:ident($($argument:tt: $type:ty),*) $(-> $result:ty)? = $value:expr;)*) => {
-        $(impl $of { pub fn $name($($argument: $type),*) $(-> $result)? { $value } })*
+        $(#[allow(clippy::needless_arbitrary_self_type, reason = "the macro needs types")]
+        impl $of { pub fn $name($($argument: $type),*) $(-> $result)? { $value } })*
     };
 }
 
