@@ -59,6 +59,7 @@ pub(crate) enum Form {
 impl Form {
     /// The first that the header `Accept` names, as a client lists what it wants most first. Weights are not read.
     pub(crate) fn accepted(accept: &str) -> Self {
+        let accept = accept.to_ascii_lowercase();
         let named = accept.split([',', ';']).find_map(|name| match name.trim() {
             "text/html" | "*/*" | "text/*" => Some(Self::Report),
             "text/markdown" => Some(Self::Markdown),
@@ -160,7 +161,7 @@ mod tests {
             ("text/plain, text/markdown ;q=0.9, application/json;q=0.5", Form::Markdown),
             ("application/json;charset=utf-8, text/markdown", Form::Json),
             ("image/png", Form::Report),
-            ("text/markdown, */*", Form::Markdown),
+            ("Text/Markdown, */*", Form::Markdown),
         ] {
             assert_eq!(Form::accepted(accept), form, "{accept}");
         }
