@@ -148,17 +148,33 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut separator = ": ";
     // The more a reason explains, the earlier it stands.
     for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
-        if separator == "; " && text.chars().count() + reason.chars().count() > MOST_CHARS {
+        let longer = format!("{text}{separator}{reason}");
+        // A line that names no code yet has the next reason in short.
+        let is_left_out = || text.contains(" in ") || is_long(&shortened(longer.clone()));
+        if separator == "; " && is_long(&longer) && is_left_out() {
             continue;
         }
-        text = text + separator + &reason;
-        separator = "; ";
+        (text, separator) = (longer, "; ");
     }
     fitting(text)
 }
 
+fn is_long(text: &str) -> bool {
+    text.chars().count() > MOST_CHARS
+}
+
+/// In short. What is still too long loses the end of the span's name if that is long, else its own.
+fn fitting(text: String) -> String {
+    let short = shortened(text);
+    let over = short.chars().count().saturating_sub(MOST_CHARS);
+    let name = short.split('`').nth(1).map_or(0, |name| name.chars().count());
+    let at = if name / 2 > over { "kept `".len() + name - over - 1 } else { MOST_CHARS - 1 };
+    let rest = || short.chars().skip(at + over + 1);
+    if over > 0 { short.chars().take(at).chain(['…']).chain(rest()).collect() } else { short }
+}
+
 /// Leaves out what says least, until the line is short. What is quoted stays as it is.
-fn fitting(mut text: String) -> String {
+fn shortened(mut text: String) -> String {
     const STEPS: [fn(&str) -> String; 7] = [
         |text| text.replace(", 100 % in ", " in "),
         |text| with_paths(text, foreign),
@@ -176,7 +192,6 @@ fn fitting(mut text: String) -> String {
             ended.trim_end_matches(';').to_owned()
         },
     ];
-    let is_long = |text: &String| text.chars().count() > MOST_CHARS;
     for step in STEPS {
         if is_long(&text) {
             text = unquoted(&text, step);
@@ -186,9 +201,6 @@ fn fitting(mut text: String) -> String {
         if is_long(&text) && text.contains(" waits for the lock ") {
             text = step(&text);
         }
-    }
-    if is_long(&text) {
-        text = text.chars().take(MOST_CHARS - 1).chain(['…']).collect();
     }
     text
 }
@@ -305,7 +317,7 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> V
     deadlock.into_iter().chain(reasons).chain(after).chain(last).collect()
 }
 
-/// That the request was answered long before: what is said besides is what went on, as a task that it has spawned.
+/// When the request was answered, if long before: what is said besides is what went on, as a task that it has spawned.
 fn answered(span: &KeptSpan) -> Option<String> {
     let (ready_ns, wall_ns) = (span.answered_ns?, span.times().wall_ns);
     let more_ns = wall_ns.saturating_sub(ready_ns);
@@ -638,6 +650,16 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_a_span_waited_for_a_cpu_names_what_it_ran_in_short() {
+        let mut kept = kept();
+        kept.spans[0].facts.times.usage.run_delay_ns = 1_300_000_000;
+        kept.spans[0].facts.times.off_cpu_ns = 1_300_000_000;
+        kept.hotspots = Hotspots::for_test(&format!("{}render", "library::".repeat(20)), 0.97);
+        let expected = "kept `test`: 1.30 s waiting for a CPU; 1.29 s on-CPU, 97 % in library::library::render";
+        assert_eq!(line(&kept), expected);
+    }
+
+    #[test]
     fn a_message_without_a_profile_states_the_reason() {
         let mut kept = kept();
         kept.profile = None;
@@ -884,19 +906,18 @@ mod tests {
         let without_crate = expected.replace("shop::", "");
         let without_crate = without_crate.replace("merge", "merge_with_calendars");
         assert_eq!(fitting(longer), without_crate);
-        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of_the_ward"));
+        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of"));
         assert!(longest.contains(" in schedule::calendar_of (schedule.rs:123) at"), "{longest}");
         // Each line has at most that number of characters.
-        let named = fitting(
-            line.replace("next_free_slot", &"x".repeat(300)).replace("merge", &"m".repeat(60)),
-        );
-        assert!(
-            named.contains(" in calendar_of (schedule.rs:123) at tokio::Mutex::lock"),
-            "{named}"
-        );
-        assert!(named.ends_with(" woke it") && named.chars().count() <= MOST_CHARS, "{named}");
+        let named = fitting(line.replace("merge", &"m".repeat(44)));
+        let place = " in calendar_of (schedule.rs:123) at tokio::Mutex::lock, until mmm";
+        assert!(named.contains(place) && named.ends_with(" woke it"), "{named}");
+        let long_name = fitting(line.replace("/dose", &"/dose".repeat(20)));
+        assert!(long_name.contains("…`: 752 ms awaiting in calendar_of"), "{long_name}");
         let endless = fitting(line.replace("merge", &"m".repeat(300)));
-        assert!(endless.ends_with("m…") && endless.chars().count() == MOST_CHARS, "{endless}");
+        assert!(endless.ends_with("m…"), "{endless}");
+        let counts = [named, long_name, endless].map(|line| line.chars().count());
+        assert!(counts[0] < MOST_CHARS && counts[1..] == [MOST_CHARS; 2], "{counts:?}");
         let short = "kept `a`: 1.00 s on-CPU, 100 % in shop::a::b (a.rs:1, called by c)".to_owned();
         assert_eq!(fitting(short.clone()), short);
         let of = |a: &str, b: &str| {

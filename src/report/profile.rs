@@ -87,7 +87,7 @@ pub(crate) fn describe(
     let coverage = coverage(profile.total(SampleKind::OnCpu), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
-    profile.losses = list_of(losses).collect();
+    profile.losses = losses.all().map(|(_, count, what)| counted(count, what)).collect();
     profile.attributes = attributes(first, losses);
 }
 
@@ -179,10 +179,6 @@ pub(crate) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
-fn list_of(losses: &Losses) -> impl Iterator<Item = String> {
-    losses.all().map(|(_, count, what)| counted(count, what))
-}
-
 /// `1 sample lost`, of `samples lost`.
 fn counted(count: u64, what: &str) -> String {
     let (things, how) = what.split_once("s ").unwrap_or((what, ""));
@@ -190,7 +186,8 @@ fn counted(count: u64, what: &str) -> String {
 }
 
 fn losses_in_words(losses: &Losses) -> String {
-    match list_of(losses).collect::<Vec<_>>() {
+    let list = losses.all().map(|(_, count, what)| counted(count, what));
+    match list.collect::<Vec<_>>() {
         none if none.is_empty() => "nothing lost".to_owned(),
         list => list.join(", "),
     }

@@ -124,7 +124,7 @@ impl ProcessThreads {
         both.min_by_key(|(_, periods)| periods.full_ns)
     }
 
-    /// That of profiles, for a thread that has met a hook. One that does not run is not attached: that
+    /// The demand of profiles, for a thread that has met a hook. One that does not run is not attached: that
     /// would take from the limits of the process what others need. One that `is_idle` has met none for a while. For the
     /// continuous profile it is then sampled as those that have met none: that takes no scans.
     pub fn demand_of(&self, tid: u32, is_idle: bool) -> Option<(Why, Periods)> {
