@@ -97,7 +97,7 @@ fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
             drop(request);
             wall += start.elapsed();
         }
-        // Without a template, a path is none.
+        // Without a template, paths are one.
         for number in 0..3_u64 {
             info_span!("plain", uri = format!("/{number}")).in_scope(|| ());
         }
@@ -107,7 +107,7 @@ fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
     let (unit, requests) = all("requests");
     let route = |route: &str| format!("http.route={route},span.name=request");
     let expected =
-        [(route("/long"), 10.0), (route("/short"), 20.0), ("span.name=plain".into(), 3.0)];
+        [(route("/long"), 10.0), (route("/short"), 20.0), ("span.name=plain,uri=/{}".into(), 3.0)];
     assert_eq!((unit.as_str(), requests), ("{request}", &BTreeMap::from(expected)));
     let sum = |name: &str| all(name).1.values().sum::<f64>();
     assert_eq!(all("wall").0, "s");
@@ -117,9 +117,9 @@ fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
         assert!(sum("on_cpu") >= 0.029 && busy <= sum("wall") + 0.001, "{found:?}");
     }
     // Counters go on.
-    setup.run(|| info_span!("plain").in_scope(|| ()));
+    setup.run(|| info_span!("plain", uri = "/7").in_scope(|| ()));
     let again = meters.collect();
-    assert_eq!(again["tracing_profiling.route.requests"].1["span.name=plain"], 4.0);
+    assert_eq!(again["tracing_profiling.route.requests"].1["span.name=plain,uri=/{}"], 4.0);
 }
 
 #[test]
