@@ -129,17 +129,19 @@ pub(crate) fn is_on() -> bool {
     })
 }
 
-/// Marks the innermost profiled span that the current one is in as failed.
+/// The response of the request whose span is the current one is ready. Marks the innermost profiled span that it is in as
+/// failed if the server has.
 #[cfg(feature = "tower")]
-pub(crate) fn fail_current() {
+pub(crate) fn answer_current(has_failed: bool) {
     tracing::dispatcher::get_default(|dispatch| {
         let engine =
             dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
-        let registry = dispatch.downcast_ref::<Registry>();
+        let Some(engine) = engine else { return };
+        let span = crate::span::innermost_span().filter(|span| span.layer == engine.spans.layer());
+        _ = span.map(|span| engine.callsites.answered.add(span.key, || engine.spans.clock().now()));
+        let registry = dispatch.downcast_ref::<Registry>().filter(|_| has_failed);
         let current = dispatch.current_span();
-        let (Some(engine), Some(registry), Some(id)) = (engine, registry, current.id()) else {
-            return;
-        };
+        let (Some(registry), Some(id)) = (registry, current.id()) else { return };
         let ask = |_, visit: &mut dyn FnMut(RegistryId) -> bool| {
             let scope = registry.span(id).into_iter().flat_map(|span| span.scope());
             _ = scope.map(|span| number(&span.id())).find(|id| visit(*id));

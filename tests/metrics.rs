@@ -80,7 +80,8 @@ fn values<T: Copy>(data: &MetricData<T>, value: impl Fn(T) -> f64) -> BTreeMap<S
 /// All requests are counted, also those that no threshold and no chance selects.
 #[test]
 fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
-    let setup = Setup::with("1h", |builder| builder.span_fields(["http.route", "customer"]));
+    let shown = ["http.route", "customer", "uri"];
+    let setup = Setup::with("1h", |builder| builder.span_fields(shown));
     let before = Meters::of(&setup.handle);
     assert!(!before.collect().contains_key("tracing_profiling.route.requests"));
     let meters = Meters::with(|meter| setup.handle.register_route_metrics(meter));
@@ -89,20 +90,24 @@ fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
         for customer in 0..30_u64 {
             let route = if customer % 3 == 0 { "/long" } else { "/short" };
             let start = std::time::Instant::now();
-            let request = info_span!("request", http.route = route, customer).entered();
+            let uri = format!("{route}/{customer}");
+            let request = info_span!("request", http.route = route, customer, uri).entered();
             // Of a child, nothing is counted.
             info_span!("child", http.route = "/child").in_scope(|| burn(Duration::from_millis(1)));
             drop(request);
             wall += start.elapsed();
         }
-        info_span!("plain").in_scope(|| ());
+        // Without a template, paths are one.
+        for number in 0..3_u64 {
+            info_span!("plain", uri = format!("/{number}")).in_scope(|| ());
+        }
     });
     let found = meters.collect();
     let all = |name: &str| &found[&format!("tracing_profiling.route.{name}")];
     let (unit, requests) = all("requests");
     let route = |route: &str| format!("http.route={route},span.name=request");
     let expected =
-        [(route("/long"), 10.0), (route("/short"), 20.0), ("span.name=plain".into(), 1.0)];
+        [(route("/long"), 10.0), (route("/short"), 20.0), ("span.name=plain,uri=/{}".into(), 3.0)];
     assert_eq!((unit.as_str(), requests), ("{request}", &BTreeMap::from(expected)));
     let sum = |name: &str| all(name).1.values().sum::<f64>();
     assert_eq!(all("wall").0, "s");
@@ -112,9 +117,9 @@ fn what_all_requests_of_a_route_take_is_exported_as_metrics() {
         assert!(sum("on_cpu") >= 0.029 && busy <= sum("wall") + 0.001, "{found:?}");
     }
     // Counters go on.
-    setup.run(|| info_span!("plain").in_scope(|| ()));
+    setup.run(|| info_span!("plain", uri = "/7").in_scope(|| ()));
     let again = meters.collect();
-    assert_eq!(again["tracing_profiling.route.requests"].1["span.name=plain"], 2.0);
+    assert_eq!(again["tracing_profiling.route.requests"].1["span.name=plain,uri=/{}"], 4.0);
 }
 
 #[test]

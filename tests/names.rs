@@ -18,10 +18,10 @@ use support::{HAS_STACKS, Log, PLENTY, Setup, burn};
 use tower::ServiceExt as _;
 use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tracing::field::Empty;
-use tracing::{Dispatch, info_span};
+use tracing::{Dispatch, Instrument as _, info_span};
 use tracing_profiling::profile::SampleKind;
 use tracing_profiling::tower::AwaitsLayer;
-use tracing_profiling::{Directory, Kept, ProfilingLayer, Reason, Redaction};
+use tracing_profiling::{Directory, Kept, ProfiledExt as _, ProfilingLayer, Reason, Redaction};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::prelude::*;
 
@@ -246,6 +246,36 @@ fn requests_with_a_profiled_span_get_no_other_one() {
     assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())), [of("GET"), of("POST")]);
     // Outside of the span, its response says nothing of it.
     assert_eq!(kept_of(|app| app.layer(info()).layer(AwaitsLayer::new())), []);
+}
+
+/// A task that the handler has spawned keeps the span open.
+#[test]
+fn a_request_that_was_answered_long_before_its_end_says_so() {
+    let sends = || async {
+        let later = async { tokio::time::sleep(150 * MS).await };
+        tokio::spawn(later.instrument(tracing::Span::current()).profiled());
+    };
+    let spans = || DefaultMakeSpan::new().level(tracing::Level::INFO);
+    let waits = || async { tokio::time::sleep(150 * MS).await };
+    let app = Router::new().route("/sends", get(sends)).route("/waits", get(waits));
+    let app =
+        app.layer(AwaitsLayer::new()).layer(TraceLayer::new_for_http().make_span_with(spans()));
+    let setup = Setup::new("100ms");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::dispatcher::with_default(&setup.dispatch, || {
+        runtime.block_on(async {
+            for path in ["/sends", "/waits"] {
+                let request = Request::get(path).body(Body::empty()).unwrap();
+                app.clone().oneshot(request).await.unwrap();
+                tokio::time::sleep(200 * MS).await;
+            }
+        });
+    });
+    setup.flush();
+    let headlines: Vec<_> = setup.profiles().into_iter().map(|it| it.headline).collect();
+    let is_said = headlines.iter().map(|it| it.starts_with("its response was ready after "));
+    assert_eq!(is_said.collect::<Vec<_>>(), [true, false], "{headlines:?}");
+    assert!(headlines[0].contains(" before its end; ") && headlines[0].contains(" awaiting"));
 }
 
 /// `uri` is shown only if it is asked for, and one log line says how.

@@ -393,6 +393,7 @@ impl Engine {
         let (redaction, now_unix_ns) =
             (&self.names.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
         let (error_at, error) = self.error_of(closing);
+        let answered = self.callsites.answered.of(closing.key).map(|at| clock.raw_ns(at));
         KeptSpan {
             key: closing.key,
             root: closing.root,
@@ -413,6 +414,7 @@ impl Engine {
             rule: callsite.rule.id,
             error,
             opened_ns: closing.opened_ns,
+            answered_ns: answered.map(|ns| ns.saturating_sub(closing.opened_ns)),
             stopped_ns: 0,
             samples: closing.samples,
             profile: Err(self.source.without_samples(&closing.account)),

@@ -14,7 +14,7 @@ use tracing::{Level, Metadata};
 use super::candidates::{Candidate, candidates, has_attribute, stated_by};
 use super::condition::boxed;
 use super::fields::FieldRules;
-use super::logged_errors::LoggedErrors;
+use super::logged_errors::{BySpan, LoggedError};
 use super::percentile::{HistogramCounts, WallHistograms};
 use super::plan::{PlanSettings, plan};
 use super::plans::{Callsite, CompiledRule, Plans};
@@ -46,7 +46,9 @@ pub(crate) struct Callsites {
     histogram_counts: Arc<HistogramCounts>,
     started: Instant,
     counters: Arc<Counters>,
-    pub(crate) logged_errors: LoggedErrors,
+    pub(crate) logged_errors: BySpan<LoggedError>,
+    /// When responses were ready, in ticks.
+    pub(crate) answered: BySpan<u64>,
 }
 
 type Chain = OnceLock<Box<Site>>;
@@ -138,7 +140,8 @@ impl Callsites {
             histogram_counts: Arc::default(),
             started: Instant::now(),
             counters,
-            logged_errors: LoggedErrors::default(),
+            logged_errors: BySpan::default(),
+            answered: BySpan::default(),
         }
     }
 

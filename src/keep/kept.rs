@@ -14,7 +14,7 @@ use crate::span::{SampleCounts, SpanKey, TraceIds};
 use crate::text::beginning;
 
 /// Spans of one local root that were kept together, and their profile.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Kept {
     /// The spans, the outermost first.
@@ -68,6 +68,9 @@ pub struct KeptSpan {
     pub(crate) rule: u64,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) opened_ns: u64,
+    /// When the response of its request was ready, after its creation; `None` if it is none of a server with
+    /// [`AwaitsLayer`](crate::tower::AwaitsLayer).
+    pub(crate) answered_ns: Option<u64>,
     /// For how long the process was stopped while it was open, or the machine paused; known when it is exported.
     pub(crate) stopped_ns: u64,
     pub(crate) samples: SampleCounts,
@@ -213,6 +216,7 @@ impl KeptSpan {
             error: None,
             rule: 0,
             opened_ns: 0,
+            answered_ns: None,
             stopped_ns: 0,
             samples: SampleCounts::of_on_cpu(samples),
             link: SpanLink::default(),

@@ -67,11 +67,10 @@ fn swap_panic(panicked: Option<Panicked>) -> Option<Panicked> {
     LAST_PANIC.try_with(swap).ok().flatten().flatten()
 }
 
-/// The errors of spans that failed lately, at places that their keys decide. Of spans at one place, the last has it.
+/// What is known of spans that failed or were answered lately, at places that their keys decide. Of spans at one place, the
+/// last has it.
 #[derive(Debug)]
-pub(crate) struct LoggedErrors(Box<[Mutex<Known>]>);
-
-type Known = Option<(SpanKey, LoggedError)>;
+pub(crate) struct BySpan<T>(Box<[Mutex<Option<(SpanKey, T)>>]>);
 
 const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
@@ -82,19 +81,20 @@ const MIN_SAID: usize = 8;
 /// What is logged later can be of another panic that said the same.
 const MAX_PANIC_AGE: Duration = Duration::from_secs(1);
 
-impl Default for LoggedErrors {
+impl<T> Default for BySpan<T> {
     fn default() -> Self {
         // Not on the stack, which can be small.
         Self((0..1 << SPAN_BITS).map(|_| Mutex::default()).collect())
     }
 }
 
-impl LoggedErrors {
-    /// An error in a span was logged. Nothing changes if another one is known, or while another thread reads or writes there.
-    /// Returns whether this one is known now.
-    pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> LoggedError) -> bool {
+impl<T: Clone> BySpan<T> {
+    /// An error in a span was logged, or its request answered. Nothing changes if another one is known, or while another thread
+    /// reads or writes there. Returns whether this one is known now.
+    pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> T) -> bool {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
-        let is_known = |place: &Known| place.as_ref().is_some_and(|(of, _)| *of == span);
+        let is_known =
+            |place: &Option<(SpanKey, T)>| place.as_ref().is_some_and(|(of, _)| *of == span);
         if place().is_none_or(|place| is_known(&place)) {
             return false;
         }
@@ -104,7 +104,7 @@ impl LoggedErrors {
         before.is_some()
     }
 
-    pub(crate) fn of(&self, span: SpanKey) -> Option<LoggedError> {
+    pub(crate) fn of(&self, span: SpanKey) -> Option<T> {
         let place = self.0.get(of_key(span))?.try_lock()?;
         place.as_ref().filter(|(of, _)| *of == span).map(|(_, error)| error.clone())
     }
@@ -198,6 +198,8 @@ mod tests {
     use tracing::subscriber::Interest;
 
     use super::*;
+
+    type LoggedErrors = BySpan<LoggedError>;
 
     struct Site;
 

@@ -71,11 +71,6 @@ pub(crate) struct PublishState {
     pub(crate) ending: Arc<ShutdownResult>,
 }
 
-/// Whether the profile is one of the process, of which nothing is reported: no span was kept.
-fn is_of_process(report: &Kept) -> bool {
-    report.spans.is_empty()
-}
-
 impl Delivery {
     pub(super) fn new(
         shared: PublishState,
@@ -212,8 +207,8 @@ impl Delivery {
         };
         match exported {
             // It says nothing of those of kept spans: they are elsewhere.
-            Ok(Ok(_)) if is_of_process(&held.report) => self.has_logged_process = false,
-            _ if is_of_process(&held.report) => {
+            Ok(Ok(_)) if held.report.spans.is_empty() => self.has_logged_process = false,
+            _ if held.report.spans.is_empty() => {
                 let message = format!(
                     "a continuous profile could not be exported: {problem} (logged once until it works again)"
                 );
@@ -539,7 +534,8 @@ impl Delivery {
 
     /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
-        if is_of_process(&report) {
+        // Of a profile of the process, nothing is reported.
+        if report.spans.is_empty() {
             return Counters::add(&self.shared.counters.continuous.dropped_export_failed, 1);
         }
         Counters::add(&self.shared.counters.profiles.dropped_export_failed, 1);

@@ -63,13 +63,6 @@ impl Outgoing {
     pub(super) fn is_whole(&self) -> bool {
         matches!(self.content, Content::Whole(_))
     }
-
-    pub(super) fn message(&self) -> Option<&Arc<[u8]>> {
-        match &self.content {
-            Content::Encoded { message, .. } => Some(message),
-            Content::Whole(_) | Content::Stored(_) => None,
-        }
-    }
 }
 
 pub(super) struct Outbox {
@@ -118,7 +111,10 @@ impl Outbox {
 
     /// Why a remote has no room for another profile, if that is so.
     pub(super) fn is_full(&self) -> Option<String> {
-        let messages = self.all().filter_map(Outgoing::message);
+        let messages = self.all().filter_map(|outgoing| match &outgoing.content {
+            Content::Encoded { message, .. } => Some(message),
+            Content::Whole(_) | Content::Stored(_) => None,
+        });
         let (profiles, bytes) =
             messages.fold((0, 0), |(count, bytes), message| (count + 1, bytes + message.len()));
         let is_full = profiles >= self.limits.profiles || bytes >= self.limits.bytes;

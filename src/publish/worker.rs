@@ -127,8 +127,7 @@ impl SymbolsThread {
                 for (span, is_topmost) in report.spans.iter_mut().zip(is_topmost) {
                     span.facts.is_topmost = is_topmost;
                 }
-                report::describe_waits(&mut profile, &report);
-                report::describe_awaits(&mut profile, &report);
+                report::describe_waits(&mut profile, &report.waits);
                 profile.compared = self.compared(&profile);
                 report.compared = profile.compared.as_ref().map(|compared| compared.summary());
                 report.coverage = profile.coverage();

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::format::{Allocated, Ns, Short, is_vague, nanoseconds};
+use super::format::{Allocated, Ns, is_vague, nanoseconds};
 use super::kept_fields::Fields;
 use super::profile::{AWAITS_OF_ALL, WAIT_NS, WORTH_REPORTING, at_site, awaited, plural_waits};
 use super::starved::{starved, waited_for_cpu};
@@ -51,7 +51,7 @@ pub(crate) fn log(kept: &Kept) {
             };
             let said = joined([error_of(span, span.error.as_ref()), is_in]);
             let said = said.map_or_else(String::new, |said| format!(": {said}"));
-            log_span(span, kept, false, &(head(span) + &said));
+            log_span(span, kept, false, &fitting(head(span) + &said));
         }
         Fields::log(|| Fields::of(span, kept, false));
     }
@@ -148,24 +148,41 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut separator = ": ";
     // The more a reason explains, the earlier it stands.
     for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
-        if separator == "; " && text.chars().count() + reason.chars().count() > MOST_CHARS {
+        let longer = format!("{text}{separator}{reason}");
+        // A line that names no code yet has the next reason in short.
+        let is_left_out = || text.contains(" in ") || is_long(&shortened(longer.clone()));
+        if separator == "; " && is_long(&longer) && is_left_out() {
             continue;
         }
-        text = text + separator + &reason;
-        separator = "; ";
+        (text, separator) = (longer, "; ");
     }
     fitting(text)
 }
 
+fn is_long(text: &str) -> bool {
+    text.chars().count() > MOST_CHARS
+}
+
+/// In short. What is still too long loses the end of the span's name if that is long, else its own.
+fn fitting(text: String) -> String {
+    let short = shortened(text);
+    let over = short.chars().count().saturating_sub(MOST_CHARS);
+    let name = short.split('`').nth(1).map_or(0, |name| name.chars().count());
+    let at = if name / 2 > over { "kept `".len() + name - over - 1 } else { MOST_CHARS - 1 };
+    let rest = || short.chars().skip(at + over + 1);
+    if over > 0 { short.chars().take(at).chain(['…']).chain(rest()).collect() } else { short }
+}
+
 /// Leaves out what says least, until the line is short. What is quoted stays as it is.
-fn fitting(mut text: String) -> String {
-    const STEPS: [fn(&str) -> String; 6] = [
+fn shortened(mut text: String) -> String {
+    const STEPS: [fn(&str) -> String; 7] = [
         |text| text.replace(", 100 % in ", " in "),
         |text| with_paths(text, foreign),
         |text| without(text, ", called by ", &[")", ";", ", until"]),
-        |text| with_paths(text, own),
+        |text| with_paths(text, |path, is_own| own(path, is_own && path.len() > 2, 1)),
         |text| text.replace("(src/", "("),
         |text| without(text, ", logged at ", &[",", ";"]),
+        |text| with_paths(text, |path, is_own| own(path, is_own, path.len() - 1)),
     ];
     // Of a deadlock, what stands between the names.
     const OF_DEADLOCK: [fn(&str) -> String; 2] = [
@@ -175,7 +192,6 @@ fn fitting(mut text: String) -> String {
             ended.trim_end_matches(';').to_owned()
         },
     ];
-    let is_long = |text: &String| text.chars().count() > MOST_CHARS;
     for step in STEPS {
         if is_long(&text) {
             text = unquoted(&text, step);
@@ -237,10 +253,9 @@ fn foreign(path: &[&str], is_own: bool) -> Option<String> {
     }
 }
 
-/// Without their crate.
-fn own(path: &[&str], is_own: bool) -> Option<String> {
-    let [_, rest @ ..] = path else { return None };
-    (is_own && rest.len() > 1).then(|| rest.join("::"))
+/// Without the first names: the crate and modules, which the place has.
+fn own(path: &[&str], is_own: bool, left_out: usize) -> Option<String> {
+    path.get(left_out..).filter(|_| is_own && left_out > 0).map(|rest| rest.join("::"))
 }
 
 /// What explains most of the time of a span, the larger part first. Empty if nothing does.
@@ -287,6 +302,7 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> V
             }
             (_, next) => joined([Some(error), next]),
         });
+    let answered = answered(first).and_then(|answered| joined([Some(answered), parts.next()]));
     let deadlock = first.facts.deadlock.as_deref().map(|text| capped(text).into_owned());
     let allocated = allocated(first, kept);
     let is_why = first.reasons().are_of_allocations();
@@ -297,8 +313,17 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> V
     let typical = compared.and_then(|compared| against_typical(compared, explains));
     let (before, after) = if explains { (typical, None) } else { (None, typical) };
     let reasons = before.into_iter().chain(many).chain(parts);
-    let reasons = deadlock.into_iter().chain(error).chain(unknown).chain(why).chain(reasons);
-    reasons.chain(after).chain(last).collect()
+    let reasons = error.into_iter().chain(answered).chain(unknown).chain(why).chain(reasons);
+    deadlock.into_iter().chain(reasons).chain(after).chain(last).collect()
+}
+
+/// When the request was answered, if long before: what is said besides is what went on, as a task that it has spawned.
+fn answered(span: &KeptSpan) -> Option<String> {
+    let (ready_ns, wall_ns) = (span.answered_ns?, span.times().wall_ns);
+    let more_ns = wall_ns.saturating_sub(ready_ns);
+    let is_long = more_ns >= LONG_NS && more_ns > wall_ns / 2;
+    let (ready, more) = (Ns(ready_ns), Ns(more_ns));
+    is_long.then(|| format!("its response was ready after {ready}, {more} before its end"))
 }
 
 /// In which functions it ran, and of how little of that there are samples.
@@ -350,7 +375,7 @@ fn waits(kept: &Kept) -> Option<String> {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
         let is_there = named == site.function;
         let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
-        (is_there, format!("{} blocking its executor{place}", Short(*in_async_total)))
+        (is_there, format!("{} blocking its executor{place}", Ns(nanoseconds(*in_async_total))))
     });
     // All of it was in the place that is named anyway.
     let is_all = in_async_total.as_secs_f64() >= total.as_secs_f64() * 0.95;
@@ -358,7 +383,7 @@ fn waits(kept: &Kept) -> Option<String> {
         (Some(hotspot), Some((true, blocking))) if is_all => Some(format!("{blocking}, {hotspot}")),
         (hotspot, blocking) => {
             let of = if *count == 1 { "of" } else { "for" };
-            let waits = format!("{} {of} {}", plural_waits(*count), Short(*total));
+            let waits = format!("{} {of} {}", plural_waits(*count), Ns(nanoseconds(*total)));
             let waited = hotspot.map(|hotspot| format!("{waits}, {hotspot}"));
             joined([waited, blocking.map(|(_, text)| text)])
         }
@@ -625,6 +650,16 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_a_span_waited_for_a_cpu_names_what_it_ran_in_short() {
+        let mut kept = kept();
+        kept.spans[0].facts.times.usage.run_delay_ns = 1_300_000_000;
+        kept.spans[0].facts.times.off_cpu_ns = 1_300_000_000;
+        kept.hotspots = Hotspots::for_test(&format!("{}render", "library::".repeat(20)), 0.97);
+        let expected = "kept `test`: 1.30 s waiting for a CPU; 1.29 s on-CPU, 97 % in library::library::render";
+        assert_eq!(line(&kept), expected);
+    }
+
+    #[test]
     fn a_message_without_a_profile_states_the_reason() {
         let mut kept = kept();
         kept.profile = None;
@@ -871,8 +906,18 @@ mod tests {
         let without_crate = expected.replace("shop::", "");
         let without_crate = without_crate.replace("merge", "merge_with_calendars");
         assert_eq!(fitting(longer), without_crate);
-        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of_the_ward"));
+        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of"));
         assert!(longest.contains(" in schedule::calendar_of (schedule.rs:123) at"), "{longest}");
+        // Each line has at most that number of characters.
+        let named = fitting(line.replace("merge", &"m".repeat(44)));
+        let place = " in calendar_of (schedule.rs:123) at tokio::Mutex::lock, until mmm";
+        assert!(named.contains(place) && named.ends_with(" woke it"), "{named}");
+        let long_name = fitting(line.replace("/dose", &"/dose".repeat(20)));
+        assert!(long_name.contains("…`: 752 ms awaiting in calendar_of"), "{long_name}");
+        let endless = fitting(line.replace("merge", &"m".repeat(300)));
+        assert!(endless.ends_with("m…"), "{endless}");
+        let counts = [named, long_name, endless].map(|line| line.chars().count());
+        assert!(counts[0] < MOST_CHARS && counts[1..] == [MOST_CHARS; 2], "{counts:?}");
         let short = "kept `a`: 1.00 s on-CPU, 100 % in shop::a::b (a.rs:1, called by c)".to_owned();
         assert_eq!(fitting(short.clone()), short);
         let of = |a: &str, b: &str| {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tracing::Metadata;
 
-use super::format::{MeasuredValue, Ns, Short, is_vague};
+use super::format::{MeasuredValue, Ns, is_vague, nanoseconds};
 use crate::facts::{Facts, Measure};
 use crate::keep::{Kept, KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Attribute, Awaits, Hotspot, Hotspots, Profile, Resource, SampleKind, Symbolized, Value,
-    WaitSite, Waits, capped,
+    Attribute, Awaits, Hotspot, Profile, Resource, SampleKind, Symbolized, Value, WaitSite, Waits,
+    capped,
 };
 use crate::sinks::Losses;
 use crate::span::SpanKey;
@@ -73,7 +73,8 @@ pub(crate) fn describe(
         profile.notes.push(format!("and {} more kept spans", kept.len() - MOST_NOTED));
     }
     let count = profile.sample_count();
-    let mut samples = plural(count);
+    let s = if count == 1 { "" } else { "s" };
+    let mut samples = format!("{count} sample{s}");
     match profile.uniform_weight_ns() {
         Some(weight_ns) => _ = write!(samples, ", one every {} of CPU time", Ns(weight_ns)),
         None if count > 0 => samples.push_str(", taken at more than one rate"),
@@ -86,7 +87,7 @@ pub(crate) fn describe(
     let coverage = coverage(profile.total(SampleKind::OnCpu), known_ns, unsampled_ns, losses);
     _ = write!(samples, ": {coverage}");
     profile.notes.push(samples);
-    profile.losses = list_of(losses).collect();
+    profile.losses = losses.all().map(|(_, count, what)| counted(count, what)).collect();
     profile.attributes = attributes(first, losses);
 }
 
@@ -127,27 +128,15 @@ pub(crate) fn describe_symbolized(symbolized: &mut Symbolized) {
     }
 }
 
-/// Adds where the threads of a symbolized profile waited.
-pub(crate) fn describe_waits(profile: &mut Profile, kept: &Kept) {
-    let waits = &kept.waits;
+/// Adds for how long the threads of a symbolized profile waited, and where they blocked an async executor.
+pub(crate) fn describe_waits(profile: &mut Profile, waits: &Waits) {
     if waits.count == 0 {
         return;
     }
-    let mut note = format!("{} seen: {}", plural_waits(waits.count), Short(waits.total));
-    // Off-CPU time is a span's own, while the profile has the waits of its subtree and of other kept spans.
-    if let [span] = kept.spans.as_slice()
-        && let times = span.times()
-        && times.covers_subtree()
-        && waits.total <= times.off_cpu()
-        && !is_vague(times.off_cpu_ns, times.on_cpu_error_ns)
-    {
-        _ = write!(note, " of {} off-CPU", Short(times.off_cpu()));
-    }
-    profile.notes.push(note);
     let ns = |time: Duration| Value::Int(i64::try_from(time.as_nanos()).unwrap_or(i64::MAX));
     profile.attributes.push(Attribute { key: "profile.waits_ns", value: ns(waits.total) });
     if let Some(wait_site) = &waits.in_async {
-        let blocked = Short(waits.in_async_total);
+        let blocked = Ns(nanoseconds(waits.in_async_total));
         profile
             .notes
             .push(format!("blocks an async executor: {blocked} in {}", at_site(wait_site)));
@@ -162,14 +151,6 @@ pub(crate) fn at_site(WaitSite { function, location: place, call, .. }: &WaitSit
     format!("{function}{place} {call}")
 }
 
-/// Adds what the spans of a symbolized profile awaited.
-pub(crate) fn describe_awaits(profile: &mut Profile, kept: &Kept) {
-    let hotspot = kept.hotspot(SampleKind::Await);
-    if !kept.awaits.is_empty() {
-        profile.notes.push(format!("{AWAITS_OF_ALL}: {}", awaited(&kept.awaits, hotspot)));
-    }
-}
-
 /// Precedes the awaits of a profile. They are those of all of its spans, and not comparable with one span's times.
 pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
 
@@ -181,14 +162,14 @@ pub(crate) fn awaited(
     let mut parts = Vec::new();
     if !total.is_zero() {
         let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
-        parts.push((total, format!("{} awaiting{place}", Short(*total))));
+        parts.push((total, format!("{} awaiting{place}", Ns(nanoseconds(*total)))));
     }
     if !delay.is_zero() {
         let behind =
             delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
         let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
         let share = if total.is_zero() { String::new() } else { format!(" ({share:.0} %)") };
-        parts.push((delay, format!("{}{share} scheduling delay{behind}", Short(*delay))));
+        parts.push((delay, format!("{}{share} scheduling delay{behind}", Ns(nanoseconds(*delay)))));
     }
     parts.sort_by_key(|(time, _)| Reverse(*time));
     parts.into_iter().map(|(_, part)| part).collect::<Vec<_>>().join("; ")
@@ -198,10 +179,6 @@ pub(crate) fn plural_waits(waits: usize) -> String {
     if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
-fn list_of(losses: &Losses) -> impl Iterator<Item = String> {
-    losses.all().map(|(_, count, what)| counted(count, what))
-}
-
 /// `1 sample lost`, of `samples lost`.
 fn counted(count: u64, what: &str) -> String {
     let (things, how) = what.split_once("s ").unwrap_or((what, ""));
@@ -209,7 +186,8 @@ fn counted(count: u64, what: &str) -> String {
 }
 
 fn losses_in_words(losses: &Losses) -> String {
-    match list_of(losses).collect::<Vec<_>>() {
+    let list = losses.all().map(|(_, count, what)| counted(count, what));
+    match list.collect::<Vec<_>>() {
         none if none.is_empty() => "nothing lost".to_owned(),
         list => list.join(", "),
     }
@@ -282,21 +260,7 @@ pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
     for span in &mut spans {
         span.facts.is_topmost = !kept.iter().any(|other| span.around.contains(&other.key));
     }
-    Kept {
-        spans,
-        profile: None,
-        samples: 0,
-        hotspots: Hotspots::default(),
-        coverage: None,
-        waits: Waits::default(),
-        awaits: Awaits::default(),
-        compared: None,
-        files: Vec::new(),
-    }
-}
-
-fn plural(samples: usize) -> String {
-    if samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") }
+    Kept { spans, ..Kept::default() }
 }
 
 /// The log event of kept spans that have none of their own.
@@ -379,16 +343,10 @@ pub(crate) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
 pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) -> Option<LogEvent> {
     const FEW: usize = 10;
     let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
-    let what_to_do = match cfg!(debug_assertions) {
-        true => {
-            ", or build with optimizations (`opt-level = 1` in [profile.dev]), without which frames are large"
-        }
-        false => "",
-    };
     is_usual.then(|| {
         let message = format!(
             "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so their outermost \
-             callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448{what_to_do}",
+             callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448",
             losses.cut
         );
         LogEvent {
@@ -451,6 +409,7 @@ fn split(facts: &Facts) -> String {
 mod tests {
     use super::*;
     use crate::facts::TimeBreakdown;
+    use crate::profile::Hotspots;
 
     fn split(times: &TimeBreakdown) -> String {
         super::split(&Facts { times: *times, ..Facts::default() })
@@ -503,34 +462,6 @@ mod tests {
         let inside = "151 ms on-CPU with child spans";
         assert_eq!(split(&account(150_000_000)), format!("{whole}; {inside}"));
         assert_eq!(split(&account(1_999)), whole);
-    }
-
-    #[test]
-    fn waits_are_compared_only_with_off_cpu_time_that_includes_them() {
-        let ms = Duration::from_millis;
-        let note = |inside_error_ns, spans: usize| {
-            let account = TimeBreakdown {
-                off_cpu_ns: 500_000_000,
-                subtree_on_cpu_error_ns: inside_error_ns,
-                ..TimeBreakdown::default()
-            };
-            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
-            let report = Kept {
-                spans: vec![kept(account); spans],
-                profile: None,
-                samples: 0,
-                hotspots: Hotspots::default(),
-                coverage: None,
-                waits: crate::profile::Waits { count: 2, total: ms(400), ..Default::default() },
-                awaits: Awaits::default(),
-                compared: None,
-                files: Vec::new(),
-            };
-            describe_waits(&mut profile, &report);
-            profile.notes.remove(0)
-        };
-        assert_eq!(note(0, 1), "2 waits seen: 400 ms of 500 ms off-CPU");
-        assert_eq!([note(1, 1), note(0, 2)], ["2 waits seen: 400 ms"; 2]);
     }
 
     #[test]
@@ -614,38 +545,25 @@ mod tests {
     }
 
     #[test]
-    fn a_note_says_what_was_awaited_in_all_spans() {
+    fn a_text_says_what_was_awaited() {
         let ms = Duration::from_millis;
-        let note = |awaits: &Awaits, share: Option<f64>| {
-            let mut profile = Profile::new(crate::profile::ProfileId::for_test(1), 1);
+        let text = |awaits: &Awaits, share: Option<f64>| {
             let hotspots = share.map(Hotspots::of_awaits_for_test).unwrap_or_default();
-            let kept = Kept { awaits: awaits.clone(), hotspots, ..unexported(&[]) };
-            describe_awaits(&mut profile, &kept);
-            profile.notes.pop()
+            awaited(awaits, hotspots.of(SampleKind::Await))
         };
-        assert_eq!(note(&Awaits::default(), None), None);
         let awaits = Awaits::for_test(ms(1_180));
         let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
-        assert_eq!(
-            note(&awaits, Some(1.0)),
-            Some(format!("awaits of all spans: 1.18 s awaiting, 100 % in {place}"))
-        );
+        assert_eq!(text(&awaits, Some(1.0)), format!("1.18 s awaiting, 100 % in {place}"));
         let mut awaits = Awaits { delay: ms(20), ..awaits };
-        let part = format!("awaits of all spans: 1.18 s awaiting, 25 % in {place}");
-        assert_eq!(
-            note(&awaits, Some(0.25)),
-            Some(format!("{part}; 20.0 ms (2 %) scheduling delay"))
-        );
+        let part = format!("1.18 s awaiting, 25 % in {place}");
+        assert_eq!(text(&awaits, Some(0.25)), format!("{part}; 20.0 ms (2 %) scheduling delay"));
         awaits.delayed_by = Some("report".to_owned());
         let part = format!("{part}; 20.0 ms (2 %) scheduling delay behind `report`");
-        assert_eq!(note(&awaits, Some(0.25)), Some(part));
+        assert_eq!(text(&awaits, Some(0.25)), part);
         awaits.delay = Duration::ZERO;
-        assert_eq!(note(&awaits, None), Some("awaits of all spans: 1.18 s awaiting".to_owned()));
+        assert_eq!(text(&awaits, None), "1.18 s awaiting");
         let delay = Awaits { delay: ms(20), ..Awaits::default() };
-        assert_eq!(
-            note(&delay, None),
-            Some("awaits of all spans: 20.0 ms scheduling delay".to_owned())
-        );
+        assert_eq!(text(&delay, None), "20.0 ms scheduling delay");
     }
 
     #[test]

@@ -6,9 +6,6 @@ use crate::facts::{Facts, Measure};
 /// What is less than this, or less than a tenth of wall time, explains nothing.
 const LEAST_NS: u64 = 10_000_000;
 
-/// What the kernel counts.
-pub(super) const ALL_CPUS: &str = " (all CPUs together)";
-
 /// A time of the span that explains some of it.
 fn much(facts: &Facts, measure: Measure) -> Option<u64> {
     let least_ns = LEAST_NS.max(facts.times.wall_ns / 10);
@@ -24,7 +21,7 @@ pub(crate) fn waited_for_cpu(facts: &Facts) -> Option<u64> {
 pub(crate) fn starved(facts: &Facts) -> Option<String> {
     let waited = waited_for_cpu(facts).map(|ns| format!("{} waiting for a CPU", Ns(ns)));
     let throttled = much(facts, Measure::Throttled)
-        .map(|ns| format!("its control group was throttled for {}{ALL_CPUS}", Ns(ns)));
+        .map(|ns| format!("its control group was throttled for {} (all CPUs together)", Ns(ns)));
     let rivals = facts.starved.rivals.clone().filter(|_| waited.is_some());
     let reasons: Vec<_> = throttled.into_iter().chain(rivals).collect();
     let reasons = (!reasons.is_empty()).then(|| reasons.join(" and "));

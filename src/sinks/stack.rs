@@ -3,7 +3,7 @@
 use crate::sys::{Call, OsThread};
 use crate::unwind::{ModuleAddress, UnwindEnd};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stack {
     pub(crate) frames: Vec<ModuleAddress>,
     pub(crate) end: UnwindEnd,
@@ -120,18 +120,7 @@ impl StackEntry {
 
 impl Stack {
     pub(crate) fn new() -> Self {
-        Self {
-            frames: Vec::new(),
-            others: Vec::new(),
-            elsewhere: Vec::new(),
-            woke: None,
-            end: UnwindEnd::Root,
-            inferred_from: None,
-            waited: None,
-            holder: None,
-            holds_others: false,
-            is_before_error: false,
-        }
+        Self::default()
     }
 
     /// All of it, the innermost first.

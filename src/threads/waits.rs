@@ -426,7 +426,7 @@ impl WaitingThread {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = cursor.switches()?;
-                (!has_not_moved(ring, position))
+                (ring.head() != position)
                     .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
                     .map(EndedWait::at)
             }
@@ -477,15 +477,9 @@ fn is_blocked(tid: u32) -> bool {
     Blocked::of(tid).map_or_else(by_stat, |found| found.is_some())
 }
 
-fn has_not_moved(ring: &SwitchRing, position: u64) -> bool {
-    ring.head() == position
-}
-
 fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
     match proof {
-        Proof::Switches(position) => {
-            cursor.switches().is_some_and(|ring| has_not_moved(ring, position))
-        }
+        Proof::Switches(position) => cursor.switches().is_some_and(|ring| ring.head() == position),
         Proof::Cpu(cpu_ns, _) => sys::cpu_ns_of(cursor.thread.tid()) == Some(cpu_ns),
     }
 }

@@ -177,7 +177,8 @@ impl WallScanner {
             cpu_ns.unwrap_or_else(|| nanoseconds(start.elapsed()))
         };
         let sampled = threads.sampled.by_tid();
-        while let Some(tid) = scan.next() {
+        let chosen = scan.tids.get(..scan.chosen).unwrap_or_default();
+        for tid in chosen.iter().skip(scan.reached).copied() {
             self.visit(intake, sampled.get(&tid).map(|it| it.thread()), tid);
             scan.reached += 1;
             if start.elapsed() >= STEP {
@@ -188,7 +189,7 @@ impl WallScanner {
         scan.spent_ns += spent_ns;
         self.cost.left.spend(spent_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, spent_ns);
-        if scan.next().is_none() || self.cost.is_exceeded(scan.spent_ns, scan.chosen) {
+        if scan.reached >= scan.chosen || self.cost.is_exceeded(scan.spent_ns, scan.chosen) {
             self.end(intake, &scan);
             return true;
         }
@@ -225,7 +226,10 @@ impl WallScanner {
         let scan = self.observations.scans;
         let cpu_ns = sys::cpu_ns_of(tid);
         if let Some(known) = self.known.get_mut(&tid)
-            && known.is_still_there(cpu_ns)
+            // In the same wait.
+            && known.at.1.is_blocked
+            && cpu_ns.is_some()
+            && cpu_ns == known.cpu_ns
         {
             known.scan = scan;
             return;
@@ -283,19 +287,6 @@ impl WallScanner {
         self.drawn += 1;
         let random = self.random.hash_one(self.drawn) % limit.max(1) as u64;
         usize::try_from(random).unwrap_or(0)
-    }
-}
-
-impl PresentScan {
-    fn next(&self) -> Option<u32> {
-        self.tids.get(..self.chosen)?.get(self.reached).copied()
-    }
-}
-
-impl KnownThread {
-    fn is_still_there(&self, cpu_ns: Option<u64>) -> bool {
-        let (_, place) = self.at;
-        place.is_blocked && cpu_ns.is_some() && cpu_ns == self.cpu_ns
     }
 }
 

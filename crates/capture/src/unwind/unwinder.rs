@@ -20,9 +20,10 @@ use super::tables::TableBytes;
 use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, read_own_memory};
 
 /// How the unwinding of a stack ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum UnwindEnd {
     /// At the thread's first function.
+    #[default]
     Root,
     /// At the end of the copied bytes, or at the maximum number of frames.
     Cut,

@@ -102,16 +102,6 @@ impl Display for Ns {
     }
 }
 
-/// Displays a `Duration` with three digits.
-#[derive(Debug)]
-pub struct Short(pub Duration);
-
-impl Display for Short {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ns(nanoseconds(self.0)).fmt(f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
