@@ -39,8 +39,9 @@ pub(crate) fn observe_panics() {
         ONCE.call_once(|| {
             let before = panic::take_hook();
             panic::set_hook(Box::new(move |panicked| {
-                note_panic(panicked);
+                // It can take seconds to print a backtrace.
                 before(panicked);
+                note_panic(panicked);
             }));
         });
     }
@@ -79,7 +80,7 @@ const MAX_CHARS: usize = 72;
 /// A shorter text can be part of any other.
 const MIN_SAID: usize = 8;
 /// What is logged later can be of another panic that said the same.
-const MAX_PANIC_AGE: Duration = Duration::from_secs(1);
+const MAX_PANIC_AGE: Duration = Duration::from_secs(10);
 
 impl<T> Default for BySpan<T> {
     fn default() -> Self {
