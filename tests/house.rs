@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_197;
+const TOTAL: usize = 59_190;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -635,7 +635,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/capture", "(top)", 229),
     ("crates/capture", "drain", 1046),
     ("crates/capture", "sampler", 2252),
-    ("crates/capture", "sys", 6465),
+    ("crates/capture", "sys", 6458),
     ("crates/capture", "unwind", 3031),
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),

@@ -114,7 +114,6 @@ macro_rules! stubs {
 }
 
 stubs! {
-    fn has_ended(_: u32) -> bool = false;
     /// Unknown here, so the CPU times of spans are unknown.
     fn thread_cpu_ns() -> Option<u64> = None;
     fn process_cpu_ns() -> Option<u64> = None;

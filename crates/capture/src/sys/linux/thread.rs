@@ -34,12 +34,6 @@ pub(crate) fn current_thread() -> OsThread {
     OsThread::new(current_tid(), name.to_bytes())
 }
 
-pub fn has_ended(process: u32) -> bool {
-    let process = rustix::process::Pid::from_raw(process.cast_signed());
-    let tried = process.map(rustix::process::test_kill_process);
-    tried == Some(Err(rustix::io::Errno::SRCH))
-}
-
 pub(crate) fn is_traced() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     field(&status, "TracerPid:").is_some_and(|tracer| tracer != "0")
