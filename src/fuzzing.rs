@@ -86,8 +86,10 @@ pub fn elf(bytes: &[u8]) {
     tables(bytes, address);
 }
 
-/// Parses `bytes` as lines of `/proc/self/maps`, and as mangled names.
+/// Parses `bytes` as the kernel's symbol table, as lines of `/proc/self/maps`, and as mangled names.
 pub fn texts(bytes: &[u8]) {
+    let address = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+    symbols::kernel(bytes, address);
     for line in bytes.split(|byte| *byte == b'\n') {
         map(line);
         if let Ok(name) = std::str::from_utf8(line) {

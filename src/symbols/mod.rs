@@ -5,6 +5,8 @@ mod build_id;
 mod embedded;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+#[cfg(feature = "symbols")]
+mod kernel;
 mod module_file;
 #[cfg(feature = "symbols")]
 mod names;

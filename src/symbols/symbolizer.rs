@@ -12,10 +12,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
-use blazesym::symbolize::source::{Elf, Kernel, Process};
+use blazesym::symbolize::source::{Elf, Process};
 use blazesym::symbolize::{self as found, CodeInfo, Input, Sym};
-use blazesym::{MaybeDefault, Pid, symbolize};
+use blazesym::{Pid, symbolize};
 
+use super::kernel::KernelNames;
 use super::module_file::{self, LoadedFile};
 use super::names::{demangle, is_qualified, is_rust_file};
 use super::sections::{Sections, SymbolContent};
@@ -47,6 +48,7 @@ pub(crate) struct Symbolizer {
     /// By serial number, for the current profile: a file can be replaced between profiles.
     files: HashMap<u64, FileState>,
     missing: Vec<Missing>,
+    kernel: KernelNames,
 }
 
 /// A file that blazesym has opened, by the paths that it was opened by.
@@ -94,12 +96,6 @@ const MAX_NOTED: usize = 4;
 /// The address space that mapped symbols leave for other memory.
 const LEFT_FOR_PROGRAM: u64 = 16 << 20;
 
-/// What the table of the kernel's functions takes, and what is needed while it is read.
-const KERNEL_BYTES: u64 = 16 << 20;
-const KERNEL_ROOM: u64 = 8 * KERNEL_BYTES;
-/// No function of the kernel is larger.
-const KERNEL_FUNCTION: u64 = 1 << 20;
-
 impl Symbolizer {
     pub(crate) fn new(settings: SymbolSettings) -> Self {
         Self {
@@ -116,6 +112,7 @@ impl Symbolizer {
                 .build(),
             files: HashMap::new(),
             missing: Vec::new(),
+            kernel: KernelNames::default(),
         }
     }
 
@@ -130,6 +127,12 @@ impl Symbolizer {
     ) -> Symbolized {
         self.files.clear();
         self.opened.retain(|_, opened| opened.is_held() || !opened.is_gone());
+        if self.settings.names {
+            let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
+            let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
+            let free = self.settings.most_bytes.saturating_sub(self.held_bytes);
+            self.kernel.learn(&addresses, free);
+        }
         let symbols = &mut WithModules { symbolizer: self, modules };
         let mut symbolized = profile.symbolized(symbols, redaction, most_bytes);
         symbolized.profile.notes.extend(self.notes(redaction));
@@ -222,10 +225,11 @@ impl Symbolizer {
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
             module: Arc::downgrade(module),
         };
+        let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
         let most_bytes = crate::facts::memory_left().unwrap_or(u64::MAX) / 4;
-        let allowed = self.settings.most_bytes.saturating_sub(self.held_bytes);
+        let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
@@ -376,20 +380,6 @@ impl Symbolizer {
         opened.is_some_and(|opened| opened.content.linkage_table.contains(&address))
     }
 
-    /// The name of the kernel's function at an address, if the system shows addresses: blazesym reads all of them at once.
-    fn kernel_function(&self, address: u64) -> Option<String> {
-        let free = self.settings.most_bytes.saturating_sub(self.held_bytes);
-        let has_room = sys::address_space_left().is_none_or(|left| left >= KERNEL_ROOM);
-        if !self.settings.names || address == 0 || free < KERNEL_BYTES || !has_room {
-            return None;
-        }
-        let kernel = Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() };
-        let kernel = found::source::Source::Kernel(kernel);
-        let found = self.blazesym.symbolize_single(&kernel, Input::AbsAddr(address)).ok()?;
-        let symbol = found.into_sym().filter(|it| address - it.addr < KERNEL_FUNCTION)?;
-        Some(capped(&symbol.name).into_owned())
-    }
-
     /// The name of the variable at an address in memory: of a symbol that says where it ends.
     fn variable(&mut self, module: &Arc<Module>, in_memory: u64) -> Option<String> {
         if !self.settings.names || !self.file(module).is_usable {
@@ -498,8 +488,8 @@ impl Symbols for WithModules<'_> {
 
     fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
         if location.kind == FrameKind::Kernel {
-            let name = self.symbolizer.kernel_function(location.address);
-            let function = Function::named(name.as_deref().unwrap_or("[kernel]"));
+            let name = self.symbolizer.kernel.function(location.address);
+            let function = Function::named(&capped(&name));
             return Some((FrameKind::Kernel, vec![SourceLine { function, line: 0, column: 0 }]));
         }
         let module = self.modules.get(&location.mapping?)?;
@@ -597,20 +587,6 @@ mod tests {
             assert_eq!(symbols.variable(std::ptr::from_ref(other).addr() as u64), None);
         }
         assert!(symbolizer.files.values().all(|file| !file.has_unnamed));
-    }
-
-    #[test]
-    fn functions_of_the_kernel_have_names_if_the_system_shows_their_addresses() {
-        let symbolizer = Symbolizer::new(SymbolSettings { names: true, most_bytes: u64::MAX });
-        assert_eq!([0, 4096].map(|it| symbolizer.kernel_function(it)), [None, None]);
-        let table = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-        let Some(line) = table.lines().find(|line| line.ends_with(" T schedule")) else { return };
-        let (address, name) = line.split_once(" T ").unwrap();
-        let address = u64::from_str_radix(address, 16).unwrap();
-        let expected = (address > 0).then(|| name.to_owned());
-        assert_eq!(symbolizer.kernel_function(address + 1), expected);
-        let short = Symbolizer::new(SymbolSettings { names: true, most_bytes: 1 });
-        assert_eq!(short.kernel_function(address + 1), None);
     }
 
     static FUTEX: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(7);
