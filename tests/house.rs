@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_362;
+const TOTAL: usize = 59_304;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -630,10 +630,10 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "sinks", 1946),
     (".", "span", 5194),
     (".", "symbols", 1982),
-    (".", "threads", 2716),
+    (".", "threads", 2696),
     (".", "watch", 1265),
     ("crates/capture", "(top)", 229),
-    ("crates/capture", "drain", 1046),
+    ("crates/capture", "drain", 1008),
     ("crates/capture", "sampler", 2252),
     ("crates/capture", "sys", 6458),
     ("crates/capture", "unwind", 3031),

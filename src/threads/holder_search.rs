@@ -11,7 +11,6 @@ use super::parked::SampledThreads;
 use super::sampled::SampledThread;
 use super::waits::CaptureBudget;
 use crate::budget::passed;
-use crate::drain::ProcessThreads;
 use crate::intake::Intake;
 use crate::sinks::{Holder, StackEntry};
 use crate::span::SpanKey;
@@ -22,7 +21,7 @@ use crate::sys;
 const A_SEARCH_NS: u64 = 1_000_000;
 
 pub(super) fn search_holders(
-    (sampled, process): (&mut SampledThreads, &ProcessThreads),
+    sampled: &mut SampledThreads,
     captures: &mut CaptureBudget,
     intake: &mut Intake,
     now_ns: u64,
@@ -53,28 +52,25 @@ pub(super) fn search_holders(
         }
     }
     if !locks.is_empty() {
-        let holders = possible_holders((sampled, process), &locks, &mappings, intake);
+        let holders = possible_holders(sampled, &locks, &mappings, intake);
         for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
             wait.sought.end(&holders, &mappings);
             wait.choose_holder(false);
         }
-        place_holders(sampled, process, intake);
+        place_holders(sampled, intake);
     }
     let took = passed(start, sys::thread_cpu_ns());
     captures.searches.spend(took.unwrap_or(A_SEARCH_NS));
 }
 
 /// Finds out where the holders are now, or were in their newest samples.
-fn place_holders(sampled: &mut SampledThreads, process: &ProcessThreads, intake: &mut Intake) {
+fn place_holders(sampled: &mut SampledThreads, intake: &mut Intake) {
     let waits = sampled.iter().filter_map(SampledThread::waiting);
     let tids: HashSet<u32> = waits.filter_map(|it| Some(it.stack.holder?.thread.tid)).collect();
     let known = sampled.by_tid();
     let frames_of = |tid| {
-        let one = known.get(&tid).map(|it| &it.cursor).or_else(|| process.cursor(tid));
-        let (stack, _) = inspect(intake, one.map(|it| &*it.thread), tid)?.stack(intake);
-        let code: Vec<_> = stack.into_iter().filter_map(StackEntry::code).collect();
-        let newest = one.filter(|_| code.is_empty()).map(|it| intake.reader.newest_code(it));
-        Some((tid, newest.unwrap_or(code)))
+        let (stack, _) = inspect(intake, known.get(&tid).map(|it| it.thread()), tid)?.stack(intake);
+        Some((tid, stack.into_iter().filter_map(StackEntry::code).collect()))
     };
     let places: HashMap<u32, Vec<_>> = tids.into_iter().filter_map(frames_of).collect();
     for wait in sampled.iter_mut().filter_map(SampledThread::waiting_mut) {
@@ -86,7 +82,7 @@ fn place_holders(sampled: &mut SampledThreads, process: &ProcessThreads, intake:
 /// The threads that have the locks on their stacks, the likeliest first. Each lock comes with the beginning of the last wait for
 /// it.
 fn possible_holders(
-    (sampled, process): (&SampledThreads, &ProcessThreads),
+    sampled: &SampledThreads,
     locks: &HashMap<u64, u64>,
     mappings: &[Range<u64>],
     intake: &Intake,
@@ -101,7 +97,7 @@ fn possible_holders(
     let known = sampled.by_tid();
     let mut bytes = Vec::new();
     for tid in tids {
-        let one = known.get(&tid).map(|it| &it.cursor).or_else(|| process.cursor(tid));
+        let one = known.get(&tid).copied();
         let (found, blocked_cpu_ns, is_in_other_futex) = match BlockedThread::of(tid, mappings) {
             Some(thread) => {
                 let mut found = thread.locks_on_stack(mappings, &addresses, &mut bytes);
@@ -115,7 +111,7 @@ fn possible_holders(
             }
             None => {
                 let Some((time_ns, found)) = one.and_then(|one| {
-                    one.newest_stack(|time_ns, words| (time_ns, locks_in(words, &addresses)))
+                    one.cursor.newest_stack(|time_ns, words| (time_ns, locks_in(words, &addresses)))
                 }) else {
                     continue;
                 };

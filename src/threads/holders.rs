@@ -53,12 +53,6 @@ impl HolderSearch {
             && u128::from(waited_ns) >= due.as_nanos()
     }
 
-    /// Whether two searches have found no holder, and another one is to come.
-    pub(super) fn is_unfound(&self) -> bool {
-        let is_searched = (2..MAX_SEARCHES).contains(&self.searches);
-        self.lock.is_some() && self.possible.is_empty() && is_searched
-    }
-
     /// Begins a search, or postpones it. Returns whether the thread seems to wait for a lock.
     pub(super) fn begin(&mut self) -> bool {
         self.searches += 1;

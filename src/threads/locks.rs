@@ -2,7 +2,7 @@
 //!
 //! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
 //! lock, and is on the stack of the thread that holds it. Known are the locks of the standard library, parking_lot and
-//! dashmap that one thread holds alone: of `RwLock` of the standard library also to read.
+//! dashmap that one thread holds alone.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -131,14 +131,14 @@ impl Futex {
         // Writers wait for the word after the state, a counter.
         let state = futex.checked_sub(4);
         if let Some(state) =
-            state.filter(|at| word(*at).is_some_and(std_lock::is_held_with_writers))
+            state.filter(|at| word(*at).is_some_and(std_lock::is_written_with_writers))
         {
             return Self::Lock(state);
         }
         match word(futex) {
             None | Some(std_lock::THREAD_PARKED) => Self::Other,
             Some(std_lock::MUTEX_CONTENDED) => Self::Lock(futex),
-            Some(state) if std_lock::is_held_with_readers(state) => Self::Lock(futex),
+            Some(state) if std_lock::is_written_with_readers(state) => Self::Lock(futex),
             Some(parking_lot::PARKED) => Self::ParkingLot,
             Some(_) => Self::Other,
         }
@@ -169,17 +169,12 @@ mod std_lock {
     const READERS_WAIT: u32 = 1 << 30;
     const WRITERS_WAIT: u32 = 1 << 31;
 
-    /// Whether one thread holds it, to write or to read.
-    fn is_held(state: u32) -> bool {
-        matches!(state & WRITTEN, WRITTEN | 1)
+    pub(super) fn is_written_with_readers(state: u32) -> bool {
+        state & WRITTEN == WRITTEN && state & READERS_WAIT != 0
     }
 
-    pub(super) fn is_held_with_readers(state: u32) -> bool {
-        is_held(state) && state & READERS_WAIT != 0
-    }
-
-    pub(super) fn is_held_with_writers(state: u32) -> bool {
-        is_held(state) && state & WRITERS_WAIT != 0
+    pub(super) fn is_written_with_writers(state: u32) -> bool {
+        state & WRITTEN == WRITTEN && state & WRITERS_WAIT != 0
     }
 }
 
@@ -278,12 +273,10 @@ mod tests {
         assert!(!parking_lot::is_held_in_dashmap(0b11));
         let (readers, writers) = (1 << 30, 1 << 31);
         let written = (1 << 30) - 1;
-        assert!(std_lock::is_held_with_readers(written | readers));
-        assert!(std_lock::is_held_with_writers(written | readers | writers));
-        assert!(std_lock::is_held_with_writers(1 | writers), "one reader");
-        assert!(!std_lock::is_held_with_readers(written));
-        assert!(!std_lock::is_held_with_writers(5 | writers), "five readers");
-        assert!(!std_lock::is_held_with_writers(writers), "none");
+        assert!(std_lock::is_written_with_readers(written | readers));
+        assert!(std_lock::is_written_with_writers(written | readers | writers));
+        assert!(!std_lock::is_written_with_readers(written));
+        assert!(!std_lock::is_written_with_writers(5 | writers), "five readers");
     }
 
     #[test]

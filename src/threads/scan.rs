@@ -13,7 +13,6 @@ use crate::drain::Why;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
 use crate::report;
-use crate::sampler::Periods;
 use crate::stats::Counters;
 
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
@@ -212,11 +211,7 @@ impl Threads {
         }
         let is_starved = scanner.is_starved;
         self.rivals.note(is_starved, now_ns, &intake.counters);
-        let threads = (&mut self.sampled, &self.process);
-        search_holders(threads, &mut self.captures, intake, now_ns);
-        // The holder of a lock is likely to run, in no span.
-        let is_unfound = self.waiting().any(|wait| wait.sought.is_unfound());
-        self.set_process(Why::SlowSpan, is_unfound.then_some(Periods::USUAL.low_ns));
+        search_holders(&mut self.sampled, &mut self.captures, intake, now_ns);
         let next = soonest.unwrap_or(IDLE_SCAN_INTERVAL);
         self.schedule.is_in_span = is_in_span;
         self.sampled.park(|sampled| {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::demand::Cost;
-use crate::sampler::record::{Machine, Record, RecordPlace, Records, read_sample};
+use crate::sampler::record::{Machine, Record, Records, read_sample};
 use crate::sampler::{
     Sampler, SamplingSession, SwitchRing, TagInterval, ThreadShared, switches_between,
 };
-use crate::sys::{self, OsThread, SampleRing};
+use crate::sys::{self, OsThread};
 
 /// The position of reading a thread's rings, and what attributes samples to spans from there on.
 #[derive(Debug)]
@@ -185,23 +185,17 @@ impl ThreadCursor {
         Some(Duration::from_nanos(samples.saturating_mul(self.session.rate.period_ns)))
     }
 
-    /// The newest sample of its ring.
-    pub(super) fn newest(&self) -> Option<(&SampleRing, RecordPlace)> {
-        let ring = self.session.ring.as_ref()?;
-        let samples = Records::between(&***ring, ring.tail(), ring.head()).filter_map(|record| {
-            let Ok(Record::Sample(place)) = record else { return None };
-            Some(place)
-        });
-        Some((ring, samples.last()?))
-    }
-
     /// What `read` finds in the newest sample of its ring: when it was taken, and the words of its stack.
     pub fn newest_stack<R>(
         &self,
         read: impl FnOnce(u64, &mut dyn Iterator<Item = u64>) -> R,
     ) -> Option<R> {
-        let (ring, place) = self.newest()?;
-        let sample = read_sample(&**ring, place, Machine::NATIVE).ok()?;
+        let ring = self.session.ring.as_ref()?;
+        let samples = Records::between(&***ring, ring.tail(), ring.head()).filter_map(|record| {
+            let Ok(Record::Sample(place)) = record else { return None };
+            Some(place)
+        });
+        let sample = read_sample(&***ring, samples.last()?, Machine::NATIVE).ok()?;
         Some(read(sample.time_ns, &mut sample.stack.iter()))
     }
 

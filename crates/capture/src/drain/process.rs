@@ -39,8 +39,6 @@ pub struct ProcessThreads {
     /// How often threads are to be sampled for a profile that was asked for, and for the continuous one.
     requested: Option<Periods>,
     continuous: Option<Periods>,
-    /// While a thread in a slow span waits for a lock whose holder is not known.
-    for_locks: Option<Periods>,
     /// By their ids. Without a demand, those that are drained once more.
     others: HashMap<u32, OtherThread>,
     /// The threads that have met a hook, and have run since the demand began, by their ids.
@@ -69,13 +67,12 @@ impl Default for ProcessThreads {
         Self {
             requested: None,
             continuous: None,
-            for_locks: None,
             others: HashMap::new(),
             active: HashSet::new(),
             cpu_ns: HashMap::new(),
             searched: None,
             interval: MIN_INTERVAL,
-            attaching: ATTACHING_CONTINUOUSLY,
+            attaching: ATTACHING,
         }
     }
 }
@@ -86,8 +83,7 @@ impl ProcessThreads {
         let before = self.demand();
         match why {
             Why::Continuous => self.continuous = periods,
-            Why::Process => self.requested = periods,
-            Why::SlowSpan => self.for_locks = periods,
+            _ => self.requested = periods,
         }
         let now = self.demand();
         if before == now {
@@ -97,45 +93,34 @@ impl ProcessThreads {
         let tids: Vec<u32> = self.others.keys().copied().collect();
         tids.into_iter().for_each(|tid| self.end_other(tid));
         if before.is_none() || now.is_none() {
-            self.active.clear();
-            self.cpu_ns.clear();
-            self.searched = None;
+            let Self { requested, continuous, .. } = *self;
+            *self = Self {
+                requested,
+                continuous,
+                others: std::mem::take(&mut self.others),
+                ..Self::default()
+            };
         }
         self.interval = MIN_INTERVAL;
-        // Waits begin and end often.
-        if why != Why::SlowSpan {
-            let is_requested = self.requested.is_some();
-            self.attaching = if is_requested { ATTACHING } else { ATTACHING_CONTINUOUSLY };
-        }
+        self.attaching = match self.requested {
+            Some(_) => ATTACHING,
+            None => ATTACHING_CONTINUOUSLY,
+        };
     }
 
     /// How often threads are to be sampled, and for whom, while there is a demand: the higher one.
     pub fn demand(&self) -> Option<(Why, Periods)> {
-        let for_locks = self.for_locks.map(|periods| (Why::Process, periods));
-        let all = self.demand_of_profiles().into_iter().chain(for_locks);
-        all.min_by_key(|(_, periods)| periods.full_ns)
-    }
-
-    fn demand_of_profiles(&self) -> Option<(Why, Periods)> {
         let both = [(Why::Process, self.requested), (Why::Continuous, self.continuous)];
         let both = both.into_iter().filter_map(|(why, periods)| Some((why, periods?)));
         both.min_by_key(|(_, periods)| periods.full_ns)
     }
 
-    /// The demand of profiles, for a thread that has met a hook. One that does not run is not attached: that
+    /// Like [`demand`](Self::demand), for a thread that has met a hook. One that does not run is not attached: that
     /// would take from the limits of the process what others need. One that `is_idle` has met none for a while. For the
     /// continuous profile it is then sampled as those that have met none: that takes no scans.
     pub fn demand_of(&self, tid: u32, is_idle: bool) -> Option<(Why, Periods)> {
-        let demand = self.demand_of_profiles();
-        let demand = demand.filter(|(why, _)| *why == Why::Process || !is_idle);
+        let demand = self.demand().filter(|(why, _)| *why == Why::Process || !is_idle);
         demand.filter(|_| self.active.contains(&tid))
-    }
-
-    /// What is read of a thread of the program that has met no hook for a while, if it is sampled.
-    pub fn cursor(&self, tid: u32) -> Option<&ThreadCursor> {
-        let cursor = self.others.get(&tid).map(|other| &other.cursor);
-        // The collector has the addresses of the locks that it searches for.
-        cursor.filter(|cursor| !cursor.named.is_of_layer())
     }
 
     /// Whether threads are sampled for it, or were and are not drained yet.
@@ -311,7 +296,7 @@ impl ProcessThreads {
 
     /// Ends the sampling without reading the rings.
     pub fn give_back(&mut self, source: &Sampler) {
-        (self.requested, self.continuous, self.for_locks) = (None, None, None);
+        (self.requested, self.continuous) = (None, None);
         for mut other in std::mem::take(&mut self.others).into_values() {
             other.end();
             drop(other.cursor.give_back(source));

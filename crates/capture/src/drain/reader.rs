@@ -1,6 +1,5 @@
 //! Samples of threads that ran: from a record to the frames.
 
-use super::cursor::ThreadCursor;
 use crate::sampler::ThreadShared;
 use crate::sampler::record::{Machine, RecordPlace, read_sample};
 use crate::sys::{self, OsThread, SampleRing, Tag};
@@ -62,23 +61,7 @@ pub struct Reader {
 /// Entries of a call chain from here on are not addresses but context markers, such as `PERF_CONTEXT_KERNEL`.
 const FIRST_CONTEXT: u64 = u64::MAX - 4094;
 
-/// The code of samples.
-impl Sink for Vec<ModuleAddress> {
-    fn take(&mut self, sample: Sample<'_>) {
-        self.append(sample.frames);
-    }
-}
-
 impl Reader {
-    /// The code of the newest sample of a thread that is not read yet.
-    pub fn newest_code(&mut self, of: &ThreadCursor) -> Vec<ModuleAddress> {
-        let mut code = Vec::new();
-        if let Some(newest) = of.newest() {
-            self.read(newest, (None, of.named, &*of.thread), (0, 0), false, &mut code);
-        }
-        code
-    }
-
     pub fn new(most_frames: usize) -> Self {
         Self {
             unwinder: Unwinder::default(),
