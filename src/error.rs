@@ -185,7 +185,7 @@ pub enum ProfileError {
     Busy,
     /// No thread can be sampled or observed, and why: [`Handle::source`](crate::Handle::source), or that the system does
     /// not list the threads.
-    #[error("no thread can be sampled: {0}")]
+    #[error("{0}")]
     Unavailable(String),
     /// The live heap is not tracked.
     #[error(

@@ -10,9 +10,7 @@ use parking_lot::Mutex;
 use crate::collect::CONTINUOUS_RATES;
 use crate::control::Control;
 use crate::encode::{HtmlContext, KeptSummary};
-use crate::engine::{
-    CancelProfile, Command, Engine, LONGEST_ANSWER, ProfileKind, StartedProfile, not_listed,
-};
+use crate::engine::{Command, Engine, LONGEST_ANSWER, ProfileKind, StartedProfile, not_listed};
 use crate::error::{Error, FlushError, FlushStage, ProfileError};
 use crate::keep::Rules;
 use crate::profile::{Profile, ThreadDump};
@@ -183,20 +181,15 @@ impl Handle {
     ///
     /// Why there is none, as if another one is being made.
     pub fn profile(&self, options: ProfileOptions) -> Result<Profile, ProfileError> {
-        let (_cancel, started) = self.begin_profile(options)?;
-        started.wait()
+        self.begin_profile(options)?.wait()
     }
 
-    /// Begins a [`profile`](Self::profile), and returns at once. Dropping the first value ends it; the second one waits
-    /// for it.
+    /// Begins a [`profile`](Self::profile), and returns at once.
     ///
     /// # Errors
     ///
     /// As for [`profile`](Self::profile).
-    pub fn begin_profile(
-        &self,
-        options: ProfileOptions,
-    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
+    pub fn begin_profile(&self, options: ProfileOptions) -> Result<StartedProfile, ProfileError> {
         let ProfileOptions { kind, duration, rate } = options;
         let most = match kind {
             ProfileKind::Cpu => 1_000,
@@ -246,7 +239,7 @@ impl Handle {
     }
 
     /// Logs the rules that are now in force, as changed from outside the program: by a request or by a signal. `by` begins
-    /// the line, such as `HTTP`.
+    /// the line, such as `HTTP`. Waits for the log, for at most a second. Nothing is logged while nothing runs.
     pub fn log_rules(&self, by: &str) {
         if let Some(control) = self.find() {
             control.log_rules(by);
@@ -316,9 +309,15 @@ impl Handle {
         ended.unwrap_or_else(|| self.wait_for_end(return_by))
     }
 
-    /// The last 1,000 spans that were kept, the newest first.
+    /// The spans that were kept and reported last, the newest first: of spans with one profile the outermost, at most 1,000.
+    /// Remembered from the first call of this on; they take some 2 MiB.
     pub fn recently_kept(&self) -> Vec<RecentlyKept> {
         self.known(|engine| engine.publish.reporter.recent.list()).unwrap_or_default()
+    }
+
+    /// The one of these with that [`id`](RecentlyKept::id).
+    pub fn find_kept(&self, id: &str) -> Option<RecentlyKept> {
+        self.known(|engine| engine.publish.reporter.recent.find(id))?
     }
 
     /// The routes of which something is known from [reference spans](crate::Builder::references), in no order.
@@ -367,8 +366,8 @@ impl Handle {
         self.known(|engine| engine.source.describe()).unwrap_or_default()
     }
 
-    /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for a receiver for at
-    /// most 5 seconds, and for at most 30 while profiles are made and written, which takes long on a busy machine. If
+    /// Returns a guard for `main` that exports everything that was kept when it is dropped. It waits for at most 5
+    /// seconds, or 20 if the profiles are not yet made and given to the exporter, which takes long on a busy machine. If
     /// something could not be exported by then, it ends profiling as [`shutdown`](Self::shutdown) does.
     /// Without it, and without [`flush`](Self::flush), spans that were kept just before the process ends are lost.
     #[must_use = "dropping the guard flushes, so an unused one flushes immediately"]
@@ -446,7 +445,7 @@ pub struct FlushGuard(Handle);
 const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait further while the layer's own threads work.
-const LONGEST_COLLECTION: Duration = Duration::from_secs(25);
+const LONGEST_COLLECTION: Duration = Duration::from_secs(15);
 
 /// How long to wait for the log lines of what is lost.
 const LAST_REPORTS: Duration = Duration::from_secs(1);

@@ -129,21 +129,29 @@ pub(crate) fn is_on() -> bool {
     })
 }
 
-/// The response of the request whose span is the current one is ready. Marks the innermost profiled span that it is in as
-/// failed if the server has.
+/// The response of a request is ready, whose span is that one or, if there is none, the current one. Marks the innermost
+/// profiled span that it is in as failed if the server has.
 #[cfg(feature = "tower")]
-pub(crate) fn answer_current(has_failed: bool) {
+pub(crate) fn note_response(span: &tracing::Span, has_failed: bool) {
     tracing::dispatcher::get_default(|dispatch| {
         let engine =
             dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
         let Some(engine) = engine else { return };
-        let span = crate::span::innermost_span().filter(|span| span.layer == engine.spans.layer());
-        _ = span.map(|span| engine.callsites.answered.add(span.key, || engine.spans.clock().now()));
+        let innermost =
+            || crate::span::innermost_span().filter(|it| it.layer == engine.spans.layer());
+        let key = match span.id() {
+            Some(id) => engine.spans.key_of(number(&id)),
+            None => innermost().map(|span| span.key),
+        };
+        let now = || engine.spans.clock().now();
+        // A connection has several.
+        let note = |known: Option<_>| known.is_none().then(now);
+        _ = key.map(|key| engine.callsites.answered.change(key, note));
         let registry = dispatch.downcast_ref::<Registry>().filter(|_| has_failed);
-        let current = dispatch.current_span();
-        let (Some(registry), Some(id)) = (registry, current.id()) else { return };
+        let current = span.id().or_else(|| dispatch.current_span().id().cloned());
+        let (Some(registry), Some(id)) = (registry, current) else { return };
         let ask = |_, visit: &mut dyn FnMut(RegistryId) -> bool| {
-            let scope = registry.span(id).into_iter().flat_map(|span| span.scope());
+            let scope = registry.span(&id).into_iter().flat_map(|span| span.scope());
             _ = scope.map(|span| number(&span.id())).find(|id| visit(*id));
         };
         engine.spans.fail_nearest(AncestryFrom::Current, &ask, &|_| {});

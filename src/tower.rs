@@ -14,7 +14,7 @@ use tracing::instrument::{Instrument as _, Instrumented};
 use tracing::{Span, info_span};
 
 use crate::awaits::{Profiled, ProfiledExt};
-use crate::layer::{answer_current, is_on};
+use crate::layer::{is_on, note_response};
 use crate::span::{innermost_span, spans_created};
 
 /// Wraps the future of each request in [`Profiled`], and opens a span for requests that have none.
@@ -130,8 +130,9 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
         if let Some(spans) = this.watched.take().filter(|_| is_on()) {
             _ = spans.0.set(false);
         }
-        let has_failed = result.as_ref().is_ok_and(has_failed);
-        this.future.span().in_scope(|| answer_current(has_failed));
+        if let Ok(response) = &result {
+            note_response(this.future.span(), has_failed(response));
+        }
         Poll::Ready(result)
     }
 }

@@ -71,7 +71,7 @@ impl Engine {
         let (reply, wait) = self.commands.questions.ask().ok_or(ProfileError::NoAnswer)?;
         // A question that cannot be sent is dropped, which ends the wait.
         self.send(question(reply));
-        wait.recv_timeout(LONGEST_ANSWER).map_err(|_| ProfileError::NoAnswer)
+        wait.recv_timeout(LONGEST_ANSWER).map_err(ProfileError::from)
     }
 
     /// Exports and reports what has been kept so far.
@@ -118,13 +118,14 @@ impl Engine {
         kind: ProfileKind,
         duration: Duration,
         period_ns: u64,
-    ) -> Result<(CancelProfile, StartedProfile), ProfileError> {
+    ) -> Result<StartedProfile, ProfileError> {
         if is_ignored() {
             return Err(ProfileError::OwnThread);
         }
         match kind {
             ProfileKind::Cpu if self.source.sampler.is_refused() => {
-                return Err(ProfileError::Unavailable(self.source.describe()));
+                let why = format!("no thread can be sampled: {}", self.source.describe());
+                return Err(ProfileError::Unavailable(why));
             }
             ProfileKind::Wall if sys::own_threads().is_err() => {
                 return Err(not_listed());
@@ -137,14 +138,13 @@ impl Engine {
         let (reply, answer) = asked?;
         let deadline = Instant::now() + duration + LONGEST;
         let is_canceled: Arc<AtomicBool> = Arc::default();
-        let cancel =
-            CancelProfile { is_canceled: Arc::clone(&is_canceled), waker: self.waker.clone() };
+        let waker = self.waker.clone();
+        let cancel = CancelProfile { is_canceled: Arc::clone(&is_canceled), waker };
         let request = ProcessRequest { kind, period_ns, duration, reply, is_canceled };
         if !self.send(Command::ProfileProcess(request)) {
             return Err(ProfileError::Ended);
         }
-        // In the order in which they are dropped.
-        Ok((cancel, StartedProfile { answer, deadline, _running: running }))
+        Ok(StartedProfile { answer, deadline, _running: running, cancel })
     }
 
     pub(super) fn send(&self, command: Command) -> bool {

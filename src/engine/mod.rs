@@ -393,7 +393,7 @@ impl Engine {
         let (redaction, now_unix_ns) =
             (&self.names.redaction, u64::try_from(now.as_nanos()).unwrap_or(0));
         let (error_at, error) = self.error_of(closing);
-        let answered = self.callsites.answered.of(closing.key).map(|at| clock.raw_ns(at));
+        let answered = self.callsites.answered.of(closing.key).flatten().map(|at| clock.raw_ns(at));
         KeptSpan {
             key: closing.key,
             root: closing.root,

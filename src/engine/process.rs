@@ -97,34 +97,49 @@ impl ProcessRequests {
 }
 
 /// A profile of the process that is being made; see [`Handle::begin_profile`](crate::Handle::begin_profile). It does not
-/// keep the layer alive.
+/// keep the layer alive. Dropping it ends the profile.
 #[derive(Debug)]
+#[must_use = "dropping it ends the profile"]
 pub struct StartedProfile {
     pub(super) answer: Receiver<Profile>,
     pub(super) deadline: Instant,
     pub(super) _running: Arc<()>,
+    pub(super) cancel: CancelProfile,
 }
 
 /// How long after its end the caller waits for it: the layer's threads read symbols.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 impl StartedProfile {
-    /// Waits until the profile is made.
+    /// Waits until the profile is made. This blocks; in async code call it from `spawn_blocking`.
     ///
     /// # Errors
     ///
-    /// If the layer's threads do not answer within a minute after its end, or if the layer has ended.
+    /// If the layer's threads do not answer within a minute after its end. `Ended` if the layer has ended, or if the profile
+    /// was canceled.
     pub fn wait(self) -> Result<Profile, ProfileError> {
         let _uncounted = SuspendCounting::begin();
-        self.answer.recv_deadline(self.deadline).map_err(|error| match error {
-            RecvTimeoutError::Timeout => ProfileError::NoAnswer,
-            RecvTimeoutError::Disconnected => ProfileError::Ended,
-        })
+        self.answer.recv_deadline(self.deadline).map_err(ProfileError::from)
+    }
+
+    /// What ends the profile when it is dropped, while another thread waits for it.
+    pub fn canceler(&self) -> CancelProfile {
+        self.cancel.clone()
     }
 }
 
-/// Ends the profile of the process when it is dropped, if it has not ended.
-#[derive(Debug)]
+impl From<RecvTimeoutError> for ProfileError {
+    fn from(error: RecvTimeoutError) -> Self {
+        match error {
+            RecvTimeoutError::Timeout => Self::NoAnswer,
+            RecvTimeoutError::Disconnected => Self::Ended,
+        }
+    }
+}
+
+/// Ends a profile of the process when it is dropped, if it has not ended.
+#[derive(Clone, Debug)]
+#[must_use = "dropping it ends the profile"]
 pub struct CancelProfile {
     pub(super) is_canceled: Arc<AtomicBool>,
     pub(super) waker: Waker,

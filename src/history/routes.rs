@@ -21,7 +21,7 @@ use crate::references::Route;
 /// use tracing_profiling::{Period, RouteHistory};
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let read = |version| RouteHistory::of_period("profiles", &Period::parse(version));
+/// let read = |version: &str| RouteHistory::of_period("profiles", &Period::Version(version.into()));
 /// for (route, comparison) in read("1.4.2")?.compare(&read("1.4.1")?) {
 ///     println!("{route} takes {} ns more on average", comparison.wall.extra());
 /// }
@@ -75,7 +75,8 @@ impl RouteHistory {
             let may_be_of = match period {
                 Period::Version(version) => file.is_of_version(version),
                 Period::Hour(hour) => {
-                    file.is_since(hour_begins(*hour)) && !file.is_since(hour_begins(*hour + 1))
+                    file.is_since(hour_begins(*hour))
+                        && !file.is_since(hour_begins(hour.saturating_add(1)))
                 }
                 Period::All => true,
             };

@@ -47,8 +47,8 @@ pub(crate) struct Callsites {
     started: Instant,
     counters: Arc<Counters>,
     pub(crate) logged_errors: BySpan<LoggedError>,
-    /// When responses were ready, in ticks.
-    pub(crate) answered: BySpan<u64>,
+    /// When responses were ready, in ticks; `None` where several were.
+    pub(crate) answered: BySpan<Option<u64>>,
 }
 
 type Chain = OnceLock<Box<Site>>;

@@ -178,7 +178,7 @@ pub enum NoProfile {
     /// The system does not allow sampling; the first log line states why.
     #[error("sampling is unavailable")]
     SamplingUnavailable,
-    /// The span's threads or source gave no samples; the log and [`Handle::source`](crate::Handle::source) state why.
+    /// The span's threads could not be sampled; the log and [`Handle::source`](crate::Handle::source) state why.
     #[error("its threads were not sampled; an earlier line says why")]
     ThreadsNotSampled,
     /// The span's rule has reached its limit of profiles per minute, for spans of its name and values or as a whole.

@@ -90,7 +90,7 @@ impl<T> Default for BySpan<T> {
 }
 
 impl<T: Clone> BySpan<T> {
-    /// An error in a span was logged, or its request answered. Nothing changes if another one is known, or while another thread
+    /// An error in a span was logged. Nothing changes if another one is known, or while another thread
     /// reads or writes there. Returns whether this one is known now.
     pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> T) -> bool {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
@@ -103,6 +103,14 @@ impl<T: Clone> BySpan<T> {
         let before = place().map(|mut place| place.replace((span, error)));
         let _uncounted = SuspendCounting::begin();
         before.is_some()
+    }
+
+    /// Changes what is known of a span, if no other thread reads or writes there.
+    pub(crate) fn change(&self, span: SpanKey, change: impl FnOnce(Option<T>) -> T) {
+        if let Some(mut place) = self.0.get(of_key(span)).and_then(Mutex::try_lock) {
+            let known = place.take().filter(|(of, _)| *of == span).map(|(_, known)| known);
+            *place = Some((span, change(known)));
+        }
     }
 
     pub(crate) fn of(&self, span: SpanKey) -> Option<T> {

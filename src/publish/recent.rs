@@ -1,7 +1,7 @@
 //! What was kept recently.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -18,7 +18,7 @@ const MOST: usize = 1_000;
 pub struct RecentlyKept {
     /// The id of the profile, or without one a name that no other kept span has, in this process or in an earlier one.
     pub id: String,
-    /// With one span: the first one.
+    /// With one span, the first one, and without the rows of its comparison.
     pub kept: Kept,
     /// The [`Route::name`](crate::Route::name) of that span.
     pub route: String,
@@ -32,12 +32,15 @@ pub struct RecentlyKept {
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     last: Mutex<VecDeque<RecentlyKept>>,
+    /// Somebody has asked.
+    is_wanted: AtomicBool,
     added: AtomicU64,
 }
 
 impl Recent {
     pub(super) fn add(&self, kept: &Kept) {
-        let Some(first) = kept.spans.first() else { return };
+        let is_wanted = self.is_wanted.load(Ordering::Relaxed);
+        let Some(first) = kept.spans.first().filter(|_| is_wanted) else { return };
         let why = first.profile().err().filter(|_| kept.profile.is_none());
         let number = self.added.fetch_add(1, Ordering::Relaxed);
         let id = kept.profile.map_or_else(
@@ -51,8 +54,14 @@ impl Recent {
             no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {
                 spans: vec![first.clone()],
+                profile: kept.profile,
+                samples: kept.samples,
+                hotspots: kept.hotspots.clone(),
+                coverage: kept.coverage,
+                waits: kept.waits.clone(),
+                awaits: kept.awaits.clone(),
                 compared: kept.compared.as_ref().map(ComparedSummary::without_rows),
-                ..kept.clone()
+                files: kept.files.clone(),
             },
         };
         let mut recent = self.last.lock();
@@ -63,7 +72,12 @@ impl Recent {
     }
 
     pub(crate) fn list(&self) -> Vec<RecentlyKept> {
+        self.is_wanted.store(true, Ordering::Relaxed);
         self.last.lock().iter().rev().cloned().collect()
+    }
+
+    pub(crate) fn find(&self, id: &str) -> Option<RecentlyKept> {
+        self.last.lock().iter().rev().find(|known| known.id == id).cloned()
     }
 }
 
@@ -79,6 +93,8 @@ mod tests {
     fn a_span_that_is_kept_again_without_a_profile_has_another_id() {
         let kept = report::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
         let recent = Recent::default();
+        recent.add(&kept);
+        assert!(recent.list().is_empty(), "nobody had asked");
         (0..2).for_each(|_| recent.add(&kept));
         let list = recent.list();
         assert!(list[0].id != list[1].id && list.iter().all(|known| known.id.starts_with("span-")));
@@ -90,6 +106,7 @@ mod tests {
         kept.compared = Some(Compared::for_test(200).summary());
         assert!(kept.comparison().is_some());
         let recent = Recent::default();
+        _ = recent.list();
         recent.add(&kept);
         let known = recent.list().remove(0).kept;
         assert_eq!(known.comparison(), None);

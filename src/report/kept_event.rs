@@ -319,7 +319,8 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> V
 
 /// When the request was answered, if long before: what is said besides is what went on, as a task that it has spawned.
 fn answered(span: &KeptSpan) -> Option<String> {
-    let (ready_ns, wall_ns) = (span.answered_ns?, span.times().wall_ns);
+    let ready_ns = span.answered_ns.filter(|_| !span.is_open())?;
+    let wall_ns = span.times().wall_ns;
     let more_ns = wall_ns.saturating_sub(ready_ns);
     let is_long = more_ns >= LONG_NS && more_ns > wall_ns / 2;
     let (ready, more) = (Ns(ready_ns), Ns(more_ns));

@@ -215,7 +215,7 @@ impl Spans {
         self.table.get(id).is_some_and(|slot| slot.key() == Some(key))
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "tower"))]
     pub(crate) fn key_of(&self, id: RegistryId) -> Option<SpanKey> {
         self.table.get(id)?.key()
     }

@@ -1,6 +1,6 @@
 //! What answers are made of.
 
-use std::{io, thread};
+use std::io;
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,6 +8,7 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::{Semaphore, oneshot};
 
 use tracing_profiling::ProfileError;
+use tracing_profiling_capture::sys::spawn;
 pub(crate) use tracing_profiling_profile::text::rfc3339 as time;
 
 pub(crate) const HTML: &str = "text/html; charset=utf-8";
@@ -28,7 +29,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         // Fails if the client went away.
         _ = done.send(work());
     };
-    thread::Builder::new().name("profiling-http".to_owned()).spawn(work).map_err(internal)?;
+    spawn("profiling-http", work).map_err(internal)?;
     result.await.map_err(internal)?
 }
 

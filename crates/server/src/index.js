@@ -551,8 +551,6 @@ function readAddress() {
 
 const MOST_MINUTES = 10;
 async function showProcess() {
-  // Without the feature `pprof` there is no such part.
-  if (!byId('continuous')) return;
   const [rate, files] = await Promise.all([
     ask('continuous').then((response) => response.text()),
     ask('process').then((response) => response.json()),
@@ -761,14 +759,12 @@ function routePage(route) {
 }
 
 /** The name of a set of hours. */
-const periodOf = ({ version, hour, all }) =>
+const periodOf = ({ version, hour }) =>
   version !== undefined
     ? `version ${clean(version)}`
     : hour !== undefined
       ? `the hour from ${clean(hour)}`
-      : all !== undefined
-        ? 'all hours'
-        : 'this hour and the one before';
+      : 'this hour and the one before';
 const inUnit = (unit) => (value) =>
   unit === 'bytes' ? `${(value / 1e3).toFixed(0)} KB` : unit === 'count' ? grouped(value) : lasted(value);
 /** What a row is of, and where that is. */

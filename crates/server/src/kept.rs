@@ -91,7 +91,7 @@ pub(crate) fn one(
     {
         return Ok(Some((form, text)));
     }
-    let recent = handle.recently_kept().into_iter().find(|known| known.id == id);
+    let recent = handle.find_kept(id);
     Ok(recent.as_ref().and_then(RecentlyKept::summary).map(|summary| match form {
         Form::Json => (form, summary.to_json_summary().into()),
         Form::Markdown | Form::Report => (Form::Markdown, summary.to_markdown().into()),

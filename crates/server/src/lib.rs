@@ -46,8 +46,6 @@ const STYLE: &str = include_str!("index.css");
 /// After [`TEXTS_SCRIPT`].
 const SCRIPT: &str = include_str!("index.js");
 
-/// The part of the page that leads to profiles of the process.
-const LINKS_TO_PROCESS: &str = include_str!("process.html");
 /// Allows the page to use its style and script, and these routes.
 const POLICY_OF_PAGE: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -145,7 +143,7 @@ fn take_place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> 
 /// | `GET /profiles/NAME` | the file of that name; 404 if it is not in the list |
 /// | `GET /process`, `/process/NAME` | the same for the newest 100 files of the [continuous profile](tracing_profiling::Builder::continuous) |
 ///
-/// After the layer was dropped or [shut down](Handle::shutdown), `PUT` and `POST` get status 503, and the other
+/// After the layer was [shut down](Handle::shutdown), `PUT` and `POST` get status 503, and the other
 /// routes return what is left: no state, and the files in the directory. Profiles are those in the directory of the
 /// layer's [`Directory`](tracing_profiling::Directory), including those of earlier runs of the program. If another
 /// [`Exporter`](tracing_profiling::Exporter) is used, the list is empty (but see
@@ -159,6 +157,7 @@ pub fn router(handle: &Handle) -> Router {
 /// Like [`router`], but also serves requests for these hosts: names and addresses such as
 /// `shop.internal` or `10.0.0.7`. Their ports do not matter.
 pub fn router_for(handle: &Handle, hosts: impl IntoIterator<Item = impl AsRef<str>>) -> Router {
+    remember_kept(handle);
     let slow = Router::new()
         .route("/kept", get(kept))
         .route("/open", get(open))
@@ -193,6 +192,12 @@ pub fn router_for(handle: &Handle, hosts: impl IntoIterator<Item = impl AsRef<st
         .layer(map_response(protect))
         .with_state(routed)
 }
+
+/// The layer remembers what it keeps from the first question on, once it runs.
+fn remember_kept(handle: &Handle) {
+    _ = handle.recently_kept();
+}
+
 /// The page for a browser, and the state for everything else.
 async fn page_or_state(
     State(handle): State<Handle>,
@@ -281,7 +286,7 @@ fn page_at(page: &str, path: &str) -> Response {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
     let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
     let formats: String = Format::available().flat_map(|format| [format.as_str(), " "]).collect();
-    let page = page.replace("{{process}}", LINKS_TO_PROCESS).replace("{{formats}}", &formats);
+    let page = page.replace("{{formats}}", &formats);
     let page = page.replace("{{home}}", if base.is_empty() { "/" } else { &base });
     asset(HTML, &page.replace("{{base}}", &format!("{base}/")))
 }
@@ -367,6 +372,7 @@ async fn switch(State(handle): State<Handle>, is_on: bool) -> Result<Json<Value>
         handle
             .set_enabled(is_on)
             .or_else(|error| if is_on { Err(not_now(error)) } else { Ok(()) })?;
+        remember_kept(&handle);
         handle.log_rules("HTTP");
         Ok(Json(describe(&handle)))
     };
@@ -387,6 +393,7 @@ async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, 
         }
         let rules: Rules = text.trim().parse().map_err(|error: Error| bad(error.to_string()))?;
         handle.set_rules(rules).map_err(not_now)?;
+        remember_kept(&handle);
         handle.log_rules("HTTP");
         Ok(handle.rules().to_string())
     };

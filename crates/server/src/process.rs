@@ -48,7 +48,8 @@ async fn encoded(
     let not_enabled = move |error| not_enabled(kind, error);
     let begin = move || handle.begin_profile(options).map_err(not_enabled);
     // If the client goes away, this future is dropped, and the profile ends.
-    let (_cancel, started) = blocking(begin).await?;
+    let started = blocking(begin).await?;
+    let _cancel = started.canceler();
     let encode = move || {
         let profile = started.wait().map_err(not_enabled)?;
         Ok(match is_report {
