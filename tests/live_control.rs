@@ -64,6 +64,8 @@ async fn get(handle: &Handle, path: &str) -> Answer {
 #[test]
 fn routes_answer_while_the_pool_of_blocking_threads_is_full() {
     let setup = Setup::new("0ms");
+    // As a program that mounts the routes when it starts.
+    _ = tracing_profiling_server::router(&setup.handle);
     setup.run(|| info_span!("kept").in_scope(|| _ = burn(5 * MS)));
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.max_blocking_threads(1).build().unwrap();
@@ -348,6 +350,8 @@ async fn kept_spans_are_listed_with_and_without_a_profile() {
     let temporary = tempfile::tempdir().unwrap();
     let directory = Directory::new(temporary.path());
     let setup = Setup::with("[GET /a]=20ms,[fails]=error", |builder| builder.exporter(directory));
+    // As a program that mounts the routes when it starts.
+    _ = tracing_profiling_server::router(&setup.handle);
     setup.run(|| {
         // First, so that its thread is not sampled yet.
         info_span!("fails").in_scope(|| tracing::error!("no"));
@@ -951,6 +955,8 @@ const READ_BY_OTHERS: [(&str, Headers); 6] = [
 async fn the_list_has_the_newest_and_says_how_many_there_are() {
     let setup =
         Setup::with("always", |builder| builder.source(Source::None).profiles_per_minute(100_000));
+    // As a program that mounts the routes when it starts.
+    _ = tracing_profiling_server::router(&setup.handle);
     setup.run(|| (0..150).for_each(|_| info_span!("request").in_scope(|| ())));
     setup.flush();
     for (query, count) in [("", 100), ("?limit=7", 7), ("?limit=1000", 150), ("?limit=99999", 150)]

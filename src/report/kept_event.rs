@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::format::{Allocated, Ns, is_vague, nanoseconds};
-use super::kept_fields::Fields;
-use super::profile::{AWAITS_OF_ALL, WAIT_NS, WORTH_REPORTING, at_site, awaited, plural_waits};
+use super::kept_fields::{Fields, NEARLY_ALL};
+use super::profile::{AWAITS_OF_ALL, WAIT_NS, WORTH_REPORTING, at_site, awaited};
 use super::starved::{starved, waited_for_cpu};
 use crate::compare::{Quantity, TimeKind};
 use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
@@ -149,9 +149,9 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     // The more a reason explains, the earlier it stands.
     for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
         let longer = format!("{text}{separator}{reason}");
-        // A line that names no code yet has the next reason in short.
-        let is_left_out = || text.contains(" in ") || is_long(&shortened(longer.clone()));
-        if separator == "; " && is_long(&longer) && is_left_out() {
+        // A line that names no code yet has the next reason in short. Beside that code, a lesser one is worth no path.
+        let steps = if text.contains(" in ") { 3 } else { STEPS.len() };
+        if separator == "; " && is_long(&shortened(longer.clone(), steps)) {
             continue;
         }
         (text, separator) = (longer, "; ");
@@ -165,7 +165,7 @@ fn is_long(text: &str) -> bool {
 
 /// In short. What is still too long loses the end of the span's name if that is long, else its own.
 fn fitting(text: String) -> String {
-    let short = shortened(text);
+    let short = shortened(text, STEPS.len());
     let over = short.chars().count().saturating_sub(MOST_CHARS);
     let name = short.split('`').nth(1).map_or(0, |name| name.chars().count());
     let at = if name / 2 > over { "kept `".len() + name - over - 1 } else { MOST_CHARS - 1 };
@@ -173,17 +173,20 @@ fn fitting(text: String) -> String {
     if over > 0 { short.chars().take(at).chain(['…']).chain(rest()).collect() } else { short }
 }
 
-/// Leaves out what says least, until the line is short. What is quoted stays as it is.
-fn shortened(mut text: String) -> String {
-    const STEPS: [fn(&str) -> String; 7] = [
-        |text| text.replace(", 100 % in ", " in "),
-        |text| with_paths(text, foreign),
-        |text| without(text, ", called by ", &[")", ";", ", until"]),
-        |text| with_paths(text, |path, is_own| own(path, is_own && path.len() > 2, 1)),
-        |text| text.replace("(src/", "("),
-        |text| without(text, ", logged at ", &[",", ";"]),
-        |text| with_paths(text, |path, is_own| own(path, is_own, path.len() - 1)),
-    ];
+/// Steps that leave out parts of a text, what says least first. Those after the third shorten paths.
+const STEPS: [fn(&str) -> String; 8] = [
+    without_callees,
+    |text| text.replace(", 100 % in ", " in "),
+    |text| without(text, ", called by ", &[")", ";", ", until"]),
+    |text| with_paths(text, foreign),
+    |text| with_paths(text, |path, is_own| own(path, is_own && path.len() > 2, 1)),
+    |text| text.replace("(src/", "("),
+    |text| without(text, ", logged at ", &[",", ";"]),
+    |text| with_paths(text, |path, is_own| own(path, is_own, path.len() - 1)),
+];
+
+/// Takes the first steps until the line is short. What is quoted stays as it is.
+fn shortened(mut text: String, most: usize) -> String {
     // Of a deadlock, what stands between the names.
     const OF_DEADLOCK: [fn(&str) -> String; 2] = [
         |text| without(text, " 0x", &[" of "]),
@@ -192,9 +195,9 @@ fn shortened(mut text: String) -> String {
             ended.trim_end_matches(';').to_owned()
         },
     ];
-    for step in STEPS {
+    for step in STEPS.iter().take(most) {
         if is_long(&text) {
-            text = unquoted(&text, step);
+            text = unquoted(&text, *step);
         }
     }
     for step in OF_DEADLOCK {
@@ -203,6 +206,14 @@ fn shortened(mut text: String) -> String {
         }
     }
     text
+}
+
+/// Without `, 53 % of that in memcpy`.
+fn without_callees(text: &str) -> String {
+    let Some((before, after)) = text.split_once(" % of that in ") else { return text.to_owned() };
+    let before = before.rsplit_once(", ").map_or(before, |(before, _)| before);
+    let rest = after.find(';').and_then(|end| after.get(end..)).unwrap_or_default();
+    before.to_owned() + &without_callees(rest)
 }
 
 /// A text of which all parts that are not in quotes are changed.
@@ -280,14 +291,14 @@ fn reasons(first: &KeptSpan, kept: &Kept, error: Option<&(Arc<str>, bool)>) -> V
     let times = first.times();
     let compared = kept.compared.as_ref().filter(|compared| compared.is_of(&first.facts));
     let many = first.facts.children.many_in(times.wall_ns).map(many_children);
-    let waited_ns = nanoseconds(kept.waits.total);
+    let waited_ns = blocked_ns(first, kept);
     // A thread waited for others of the span, which ran in that time.
     let is_for_own = waited_ns / 2 <= times.subtree_on_cpu_ns
         && waited_ns + times.subtree_on_cpu_ns > times.wall_ns + times.wall_ns / 10;
     let mut parts = [
         (times.subtree_on_cpu_ns, on_cpu(first, kept)),
         (times.idle_ns, idle(first, kept)),
-        (if is_for_own { 0 } else { waited_ns }, waits(kept)),
+        (if is_for_own { 0 } else { waited_ns }, waits(kept, waited_ns)),
         (first.facts.get(Measure::Runnable).unwrap_or(0), starved(&first.facts)),
         (first.times().off_cpu_ns, unseen(first, kept)),
     ];
@@ -329,62 +340,62 @@ fn answered(span: &KeptSpan) -> Option<String> {
 
 /// In which functions it ran, and of how little of that there are samples.
 fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
-    let TimeBreakdown {
-        wall_ns,
-        subtree_on_cpu_ns,
-        subtree_on_cpu_error_ns,
-        is_cpu_time_unknown,
-        ..
-    } = *first.times();
-    let is_known = !is_cpu_time_unknown && !is_vague(subtree_on_cpu_ns, subtree_on_cpu_error_ns);
-    let wanted_ns = subtree_on_cpu_ns + waited_for_cpu(&first.facts).unwrap_or(0);
+    let (times, ran_ns) = (first.times(), first.times().subtree_on_cpu_ns);
+    let is_known = !times.is_cpu_time_unknown && !is_vague(ran_ns, times.subtree_on_cpu_error_ns);
+    let wanted_ns = ran_ns + waited_for_cpu(&first.facts).unwrap_or(0);
     // A few samples of a span that mostly waited for something else would explain nothing.
-    if is_known && wanted_ns <= wall_ns / 10 {
+    if is_known && wanted_ns <= times.wall_ns / 10 {
         return None;
     }
     let own = kept.hotspot(SampleKind::OnCpu).map(|hotspot| {
         // Foreign code on a thread of its own.
         let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
         let awaiting = kept.awaits.mostly_in.as_ref().filter(|_| is_foreign);
-        let awaiting = awaiting.filter(|(_, time)| nanoseconds(*time) >= subtree_on_cpu_ns / 2);
+        let awaiting = awaiting.filter(|(_, time)| nanoseconds(*time) >= ran_ns / 2);
         let by = awaiting.map(|(place, _)| format!(", awaited in {place}"));
         format!("{hotspot}{}", by.unwrap_or_default())
     });
-    let hotspot = own.map(|hotspot| match is_known {
-        false => hotspot,
-        true => {
-            let inside_ns = first.times().inside_on_cpu_ns();
-            let inside = match inside_ns >= WORTH_REPORTING {
-                true => format!(" ({} of it in spans on other threads)", Ns(inside_ns)),
-                false => String::new(),
-            };
-            // The share is that of all spans of the profile.
-            let others = kept.spans.iter().skip(1).any(|span| span.facts.is_topmost);
-            let of = if others { "; of all spans:" } else { "," };
-            format!("{} on-CPU{inside}{of} {hotspot}", Ns(subtree_on_cpu_ns))
-        }
-    });
-    let uncovered = uncovered(kept).filter(|_| is_known && subtree_on_cpu_ns >= LONG_NS);
+    let inside = Some(Ns(times.inside_on_cpu_ns())).filter(|Ns(ns)| *ns >= WORTH_REPORTING);
+    let inside = inside.map(|ns| format!(" ({ns} of it in spans on other threads)"));
+    // The share is that of all spans of the profile.
+    let others = kept.spans.iter().skip(1).any(|span| span.facts.is_topmost);
+    let of = if others { "; of all spans:" } else { "," };
+    let ran = format!("{} on-CPU{}{of} ", Ns(ran_ns), inside.unwrap_or_default());
+    let hotspot = own.map(|hotspot| if is_known { ran + &hotspot } else { hotspot });
+    let uncovered = uncovered(kept).filter(|_| is_known && ran_ns >= LONG_NS);
     joined([hotspot, uncovered])
 }
 
-/// In which functions its threads were blocked.
-fn waits(kept: &Kept) -> Option<String> {
+/// How much of its waits it was blocked. A wait lasts until its thread runs again, and may have waited for a CPU by then.
+fn blocked_ns(first: &KeptSpan, kept: &Kept) -> u64 {
+    let (times, waited_ns) = (first.times(), nanoseconds(kept.waits.total));
+    let are_own = kept.spans.len() == 1 && times.covers_subtree();
+    match waited_for_cpu(&first.facts).filter(|_| are_own) {
+        Some(runnable_ns) => waited_ns.min(times.off_cpu_ns.saturating_sub(runnable_ns)),
+        None => waited_ns,
+    }
+}
+
+/// In which functions its threads were blocked, for that time in all.
+fn waits(kept: &Kept, blocked_ns: u64) -> Option<String> {
     let Waits { count, total, in_async, in_async_total, .. } = &kept.waits;
-    let hotspot = kept.hotspot(SampleKind::OffCpu);
-    let blocking = in_async.as_ref().map(|site| {
+    let hotspot = kept.hotspot(SampleKind::OffCpu).filter(|_| blocked_ns > 0);
+    let blocking = in_async.as_ref().filter(|_| blocked_ns > 0).map(|site| {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
         let is_there = named == site.function;
         let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
-        (is_there, format!("{} blocking its executor{place}", Ns(nanoseconds(*in_async_total))))
+        let time = Ns(nanoseconds(*in_async_total).min(blocked_ns));
+        (is_there, format!("{time} blocking its executor{place}"))
     });
     // All of it was in the place that is named anyway.
     let is_all = in_async_total.as_secs_f64() >= total.as_secs_f64() * 0.95;
     match (hotspot, blocking) {
         (Some(hotspot), Some((true, blocking))) if is_all => Some(format!("{blocking}, {hotspot}")),
         (hotspot, blocking) => {
-            let of = if *count == 1 { "of" } else { "for" };
-            let waits = format!("{} {of} {}", plural_waits(*count), Ns(nanoseconds(*total)));
+            // Not their number: some may have been elsewhere.
+            let time = Ns(blocked_ns);
+            let waits =
+                if *count == 1 { format!("1 wait of {time}") } else { format!("{time} blocked") };
             let waited = hotspot.map(|hotspot| format!("{waits}, {hotspot}"));
             joined([waited, blocking.map(|(_, text)| text)])
         }
@@ -415,8 +426,8 @@ fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let mean_ns = unseen_ns / count;
     let why = if mean_ns < WAIT_NS { "too short for stacks" } else { "without a stack" };
     let share = 100.0 * unseen_ns as f64 / wall_ns as f64;
-    let waits = plural_waits(usize::try_from(count).unwrap_or(usize::MAX));
-    Some(format!("{waits} of {}, {why}: {share:.0} % of it", Ns(mean_ns)))
+    let waits = if count == 1 { "wait" } else { "waits" };
+    Some(format!("{count} {waits} of {}, {why}: {share:.0} % of it", Ns(mean_ns)))
 }
 
 /// What it allocated, if that is much.
@@ -482,10 +493,9 @@ fn many_children(many: &ChildTotals) -> String {
     format!("{} × `{name}`, {} {order}{open}", many.count, Ns(many.total_ns))
 }
 
-/// Says that the samples represent little of the on-CPU time, as of threads that ran for less than a sampling interval.
+/// Says that the samples do not represent all of the on-CPU time, as of threads that ran for less than a sampling interval.
 fn uncovered(kept: &Kept) -> Option<String> {
-    const LITTLE: f64 = 0.5;
-    let share = kept.coverage.filter(|share| *share < LITTLE)?;
+    let share = kept.coverage.filter(|share| *share < NEARLY_ALL)?;
     Some(match share {
         0.0 => "no sample of its on-CPU time".to_owned(),
         _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
@@ -500,19 +510,30 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
         return None;
     }
     let all = nanoseconds(awaits.total + awaits.delay);
+    let are_own = awaits.are_of_topmost && kept.spans.len() == 1;
     // Short awaits are sampled, each for 10 ms, so their sum has an error.
-    let are_at_once = all > idle_ns + idle_ns / 10 + 2 * LONG_NS;
-    let (of, longest_ns) = match (awaits.are_of_topmost && kept.spans.len() == 1, are_at_once) {
-        (true, false) => (":".to_owned(), idle_ns),
-        (true, true) => ("; awaits of several futures at once:".to_owned(), u64::MAX),
-        (false, _) => (format!("; {AWAITS_OF_ALL}:"), u64::MAX),
+    let are_at_once = are_own && all > idle_ns + idle_ns / 10 + 2 * LONG_NS;
+    let longest = if are_own { first.times().idle() } else { Duration::MAX };
+    let (total, delay) = match are_at_once && first.times().explained_idle_ns() > 0 {
+        true => (first.times().awaiting(), first.times().scheduling_delay()),
+        false => (awaits.total, awaits.delay),
     };
-    let total = awaits.total.min(Duration::from_nanos(longest_ns));
-    let delay = awaits.delay.min(Duration::from_nanos(longest_ns).saturating_sub(total));
-    let awaits = Awaits { total, delay, ..awaits.clone() };
-    let is_all = of == ":" && nanoseconds(total + delay) >= idle_ns / 10 * 9;
-    let awaited = awaited(&awaits, kept.hotspot(SampleKind::Await));
-    Some(if is_all { awaited } else { format!("idle {}{of} {awaited}", Ns(idle_ns)) })
+    let total = total.min(longest);
+    let mut awaits = Awaits { total, delay: delay.min(longest - total), ..awaits.clone() };
+    let (hotspot, idle) = (kept.hotspot(SampleKind::Await), format!("idle {}", Ns(idle_ns)));
+    // Of what is at the same time, a part has no such share of the time.
+    if let Some(part) = hotspot.filter(|it| are_at_once && it.share() < Some(NEARLY_ALL)) {
+        awaits.total = Duration::ZERO;
+        let of = format!("{idle}; awaits of several futures at once: {part}");
+        return joined([Some(of), Some(awaited(&awaits, None)).filter(|it| !it.is_empty())]);
+    }
+    let is_all = nanoseconds(awaits.total + awaits.delay) >= idle_ns / 10 * 9;
+    let awaited = awaited(&awaits, hotspot);
+    Some(match are_own {
+        true if is_all => awaited,
+        true => format!("{idle}: {awaited}"),
+        false => format!("{idle}; {AWAITS_OF_ALL}: {awaited}"),
+    })
 }
 
 /// Why a span has no profile.
@@ -544,7 +565,7 @@ mod tests {
     use crate::compare::{OwnFunction, SpentIn};
     use crate::facts::Allocations;
     use crate::facts::Reason;
-    use crate::profile::{Compared, Hotspots};
+    use crate::profile::{Compared, Hotspots, WaitSite};
     use crate::span::SpanKey;
 
     fn kept() -> Kept {
@@ -627,6 +648,10 @@ mod tests {
         let expected =
             ": 1.29 s on-CPU, 30 % in shop::render; the samples represent 49 % of the on-CPU time";
         assert!(line(&kept).ends_with(expected), "{}", line(&kept));
+        kept.coverage = Some(0.64);
+        assert!(line(&kept).ends_with("the samples represent 64 % of the on-CPU time"));
+        kept.coverage = Some(0.9);
+        assert!(line(&kept).ends_with(" 30 % in shop::render"), "{}", line(&kept));
         kept.coverage = Some(0.001);
         assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
         (kept.coverage, kept.hotspots) = (Some(0.0), Hotspots::default());
@@ -801,6 +826,72 @@ mod tests {
     }
 
     #[test]
+    fn a_number_of_waits_is_that_at_the_place_that_is_named() {
+        let mut kept = kept();
+        kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
+        let wait = Hotspots::for_test("shop::assign", 1.0);
+        kept.hotspots = Hotspots::default().and_for_test(SampleKind::OffCpu, wait);
+        let mut said = |count| {
+            let total = Duration::from_millis(1_250);
+            kept.waits = Waits { count, total, ..Waits::default() };
+            line(&kept)
+        };
+        let there = "100 % in shop::assign";
+        assert_eq!(said(30), format!("kept `test`: 1.25 s blocked, {there}"), "29 elsewhere?");
+        assert_eq!(said(1), format!("kept `test`: 1 wait of 1.25 s, {there}"));
+    }
+
+    #[test]
+    fn a_wait_is_not_also_said_to_be_for_a_cpu() {
+        const MS: u64 = 1_000_000;
+        let mut kept = kept();
+        let times = &mut kept.spans[0].facts.times;
+        (times.wall_ns, times.idle_ns, times.off_cpu_ns) = (1_189 * MS, 0, 1_076 * MS);
+        (times.on_cpu_ns, times.subtree_on_cpu_ns) = (113 * MS, 113 * MS);
+        times.usage.run_delay_ns = 490 * MS;
+        let wait = Hotspots::for_test("shop::sign", 1.0);
+        kept.hotspots = Hotspots::default().and_for_test(SampleKind::OffCpu, wait);
+        let total = Duration::from_millis(730);
+        let site = WaitSite {
+            function: "shop::sign".to_owned(),
+            location: String::new(),
+            call: "[sync to disk]".to_owned(),
+            waited: total,
+        };
+        let in_async = Some(site);
+        kept.waits = Waits { count: 70, total, longest: None, in_async, in_async_total: total };
+        let said = "586 ms blocking its executor, 100 % in shop::sign; 490 ms waiting for a CPU";
+        assert_eq!(line(&kept), format!("kept `test`: {said}"));
+        kept.spans[0].facts.times.usage.run_delay_ns = 0;
+        assert!(line(&kept).contains(": 730 ms blocking"), "{}", line(&kept));
+        kept.spans[0].facts.times.usage.run_delay_ns = 1_076 * MS;
+        assert_eq!(line(&kept), "kept `test`: 1.08 s waiting for a CPU");
+    }
+
+    #[test]
+    fn a_long_line_leaves_out_callees_and_callers_before_a_reason() {
+        let mut kept = kept();
+        let times = &mut kept.spans[0].facts.times;
+        times.usage.run_delay_ns = 1_300_000_000;
+        times.off_cpu_ns = 1_300_000_000;
+        let function =
+            "clinic::charts::serialize (src/charts.rs:12, called by clinic::charts::render)";
+        let tail = ", 53 % of that in core::ptr::copy_nonoverlapping_of_all_that_is_there_now";
+        kept.hotspots = Hotspots::for_test(&format!("{function}{tail}"), 0.93);
+        let waited = "kept `test`: 1.30 s waiting for a CPU";
+        assert_eq!(line(&kept), format!("{waited}; 1.29 s on-CPU, 93 % in {function}"));
+        // The lesser part of a line that names code.
+        let allocated_bytes = 1 << 30;
+        let allocations =
+            Allocations { allocated_bytes, allocations: 7_000_000_000_000, ..Default::default() };
+        kept.spans[0].facts.times.allocations = Some(allocations);
+        let short = function.replace(", called by clinic::charts::render", "");
+        let allocated = "allocated 1.07 GB in 7,000,000,000,000 allocations, freed 0 B";
+        let said = format!("{waited}; 1.29 s on-CPU, 93 % in {short}; {allocated}");
+        assert_eq!(line(&kept), said);
+    }
+
+    #[test]
     fn a_wait_for_other_threads_of_the_span_comes_last() {
         let mut kept = kept();
         let wait = Hotspots::for_test("shop::all", 1.0);
@@ -875,13 +966,18 @@ mod tests {
         kept.awaits = Awaits { total: ms(1_230), ..kept.awaits };
         let part = awaited.replace("1.18 s", "1.20 s").split(';').next().unwrap().to_owned();
         assert_eq!(line(&kept), format!("kept `test`: {part}"), "all of it");
-        // Of two futures that are polled at once, both awaits count.
+        // Two futures that are polled at once await for no longer than the span does.
         kept.awaits = Awaits { total: ms(2_360), ..kept.awaits };
-        let both = format!(
-            "{head}; awaits of several futures at once: {}",
-            crate::report::awaited(&kept.awaits, kept.hotspot(SampleKind::Await))
-        );
-        assert_eq!(line(&kept), both);
+        assert_eq!(line(&kept), format!("kept `test`: {part}"));
+        let times = &mut kept.spans[0].facts.times;
+        (times.await_ns, times.delay_ns) = (1_150_000_000, 30_000_000);
+        let known = "1.15 s awaiting, 100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; 30.0 ms";
+        assert!(line(&kept).contains(known), "{}", line(&kept));
+        kept.hotspots = Hotspots::of_awaits_for_test(0.5);
+        let half = "50 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; 30.0 ms scheduling delay behind `report`";
+        let said = format!("{head}; awaits of several futures at once: {half}");
+        assert_eq!(line(&kept), said, "half of both is no half of the time");
+        kept.hotspots = Hotspots::of_awaits_for_test(1.0);
         kept.awaits.total = ms(1_180);
         // The awaits of others are not a part of its own idle time.
         let all = format!("{head}; awaits of all spans: {awaited}");

@@ -71,6 +71,9 @@ static METADATA: Metadata<'static> = tracing::metadata! {
     kind: Kind::EVENT,
 };
 
+/// Nothing is said of a larger coverage.
+pub(super) const NEARLY_ALL: f64 = 0.9;
+
 /// The fields of an event.
 #[derive(Default)]
 pub(crate) struct Fields(Vec<(&'static str, Box<dyn Value>)>);
@@ -78,8 +81,6 @@ pub(crate) struct Fields(Vec<(&'static str, Box<dyn Value>)>);
 impl Fields {
     /// Returns the fields of a kept span. `has_profile` adds what the profile shows.
     pub(crate) fn of(span: &KeptSpan, kept: &Kept, has_profile: bool) -> Self {
-        /// Nothing is said of a larger coverage.
-        const NEARLY_ALL: f64 = 0.9;
         let facts = &span.facts;
         let mut fields = Self::default();
         fields.set("message", Some(display(format!("facts of `{}`", facts.name()))));
@@ -118,10 +119,8 @@ impl Fields {
             let most = |kind| kept.hotspot(kind).map(|hotspot| display(hotspot.to_string()));
             fields.set("longest_wait", most(SampleKind::OffCpu));
             fields.set("longest_await", most(SampleKind::Await));
-            fields.set(
-                "blocked_in_async_ms",
-                in_async.map(|waits| ms(nanoseconds(waits.in_async_total))),
-            );
+            let in_async = in_async.map(|waits| ms(nanoseconds(waits.in_async_total)));
+            fields.set("blocked_in_async_ms", in_async);
             fields.set("delayed_by", awaits.delayed_by.clone());
         }
         if let Some(compared) = kept.compared.as_ref().filter(|compared| compared.is_of(facts)) {

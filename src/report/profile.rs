@@ -164,7 +164,8 @@ pub(crate) fn awaited(
         let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
         parts.push((total, format!("{} awaiting{place}", Ns(nanoseconds(*total)))));
     }
-    if !delay.is_zero() {
+    // Not `0 %`.
+    if *delay > *total / 200 {
         let behind =
             delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
         let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
@@ -173,10 +174,6 @@ pub(crate) fn awaited(
     }
     parts.sort_by_key(|(time, _)| Reverse(*time));
     parts.into_iter().map(|(_, part)| part).collect::<Vec<_>>().join("; ")
-}
-
-pub(crate) fn plural_waits(waits: usize) -> String {
-    if waits == 1 { "1 wait".to_owned() } else { format!("{waits} waits") }
 }
 
 /// `1 sample lost`, of `samples lost`.

@@ -79,6 +79,8 @@ async fn routes_have_what_is_typical_of_them() {
     }
     let dir = tempfile::tempdir().unwrap();
     let setup = version(dir.path(), "1.4.2", "[request]=off_cpu>300ms");
+    // As a program that mounts the routes when it starts.
+    _ = tracing_profiling_server::router(&setup.handle);
     let hostile = "/secret/<script>&\"'";
     serve(&setup, "/similar", 12, 5 * MS);
     serve(&setup, hostile, 3, MS);

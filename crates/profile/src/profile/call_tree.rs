@@ -31,7 +31,7 @@ struct FunctionCall {
 pub(super) struct CallTree<'a> {
     profile: &'a Profile,
     functions: Vec<NamedFunction<'a>>,
-    /// The functions and lines of each location, the outermost first.
+    /// The functions and lines of each location, the outermost first, without those of Rust's library.
     locations: Vec<Vec<(usize, u32)>>,
     calls: Vec<FunctionCall>,
     /// The innermost call of each stack.
@@ -91,8 +91,10 @@ impl<'a> CallTree<'a> {
         }
         let lines = location.lines.iter().rev().filter_map(|line| {
             let function = profile.function(line.function)?;
-            let is_own = profile.origin(line.function) == CodeOrigin::Own;
-            Some((number_of(own_name(&function.name), &function.file, is_own), line.line))
+            let origin = profile.origin(line.function);
+            let is_shown = !matches!(origin, CodeOrigin::Std | CodeOrigin::Allocator);
+            let name = is_shown.then(|| own_name(&function.name))?;
+            Some((number_of(name, &function.file, origin == CodeOrigin::Own), line.line))
         });
         lines.collect()
     }

@@ -32,7 +32,7 @@ pub struct Hotspot {
     /// The own functions that call these, at most two: of helpers that several modules use, those of other modules.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them,
-    /// else the one that holds the most; for waits the system call, the holder of the lock or the function that waited,
+    /// else the one that holds the most, and none of Rust's library; for waits the system call, the holder of the lock or the function that waited,
     /// for awaits the future. The share is that of the function. `None` if no part is worth naming.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaf: Option<FunctionShare>,
@@ -195,13 +195,17 @@ const NOTABLE: f64 = 0.1;
 const SEVERAL: usize = 3;
 
 fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hotspot> {
-    let samples = calls.samples(kind);
+    let samples = match kind {
+        SampleKind::Await => without_joins(profile, calls.samples(kind)),
+        _ => calls.samples(kind),
+    };
     let total: u64 = samples.iter().map(|sample| sample.weight).sum();
     if total == 0 {
         return None;
     }
-    let all = profile.sampled_or_more(kind).max(total);
-    let share = |weight: u64| weight as f64 / all as f64;
+    let is_on_cpu = kind == SampleKind::OnCpu;
+    let all = if is_on_cpu { profile.sampled_or_more(kind).max(total) } else { total };
+    let share = |weight: u64| (weight as f64 / all as f64).min(1.0);
     let function = |number: usize, weight: u64| FunctionShare {
         name: calls.name(number).to_owned(),
         location: calls.location_in(number, &samples),
@@ -216,15 +220,11 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             let callee = calls.own_callee(around, sample).flatten();
             several.iter().any(|(of, _)| Some(*of) == callee)
         };
-        return Some(Hotspot {
-            kind,
-            functions: several.iter().map(|(number, weight)| function(*number, *weight)).collect(),
-            callers: deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect(),
-            leaf: None,
-            beside: None,
-            until: None,
-            is_certain: are_enough(kind, samples.iter().filter(|sample| is_named(sample))),
-        });
+        let functions = several.iter().map(|(number, weight)| function(*number, *weight)).collect();
+        let callers = deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect();
+        let is_certain = are_enough(kind, samples.iter().filter(|sample| is_named(sample)));
+        let (leaf, beside, until) = (None, None, None);
+        return Some(Hotspot { kind, functions, callers, leaf, beside, until, is_certain });
     }
     let largest = deepest.or_else(|| {
         let (number, held) = *callees.first()?;
@@ -319,6 +319,26 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
     None
 }
 
+/// Awaits without those of the handles of tasks, if others are at the same time: those of the tasks, which are deeper.
+fn without_joins<'a>(profile: &Profile, all: Vec<SampledCall<'a>>) -> Vec<SampledCall<'a>> {
+    let awaited = |it: &SampledCall<'_>| profile.awaited(profile.location_ids(it.sample.stack));
+    let mut others = all.clone();
+    others.retain(|it| !awaited(it).contains("::task::join"));
+    if open_ns(&others) > open_ns(&all) / 20 * 19 { others } else { all }
+}
+
+/// For how long at least one of some awaits was open.
+fn open_ns(awaits: &[SampledCall<'_>]) -> u64 {
+    let points = awaits.iter().flat_map(|it| &it.sample.points);
+    let mut points: Vec<_> = points.map(|it| (it.time_unix_ns, it.weight)).collect();
+    points.sort_unstable();
+    let add = |(open_ns, end): (u64, u64), (from, ns): (u64, u64)| {
+        let to = from.saturating_add(ns).max(end);
+        (open_ns + (to - from.max(end)), to)
+    };
+    points.into_iter().fold((0, 0), add).0
+}
+
 /// What another span did just before most of them went on.
 fn until(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
     let until = most(samples, |sample| profile.leaf(sample.leaf)?.until());
@@ -350,22 +370,19 @@ fn fallback(
     samples: &[SampledCall<'_>],
     share: impl Fn(u64) -> f64,
 ) -> Option<Hotspot> {
-    let named = |name, location, share| FunctionShare { name, location, share };
-    let leaf = |name: String| {
-        let is_known = !name.is_empty();
-        is_known.then(|| FunctionShare { name, share: 1.0, ..FunctionShare::default() })
-    };
-    let (function, leaf) = match kind {
+    let (name, location, share, call) = match kind {
         SampleKind::OffCpu | SampleKind::Await => {
             let site = profile.longest_site(kind, |_| true)?;
-            let ns = nanoseconds(site.waited);
-            (named(site.function, site.location, share(ns)), leaf(site.call))
+            (site.function, site.location, share(nanoseconds(site.waited)), site.call)
         }
         _ => {
             let (name, weight) = profile.functions_by(kind).into_iter().next()?;
-            (named(own_name(&name), String::new(), share(weight)), None)
+            (own_name(&name), String::new(), share(weight), String::new())
         }
     };
+    let function = FunctionShare { name, location, share };
+    let leaf = FunctionShare { name: call, share: 1.0, ..FunctionShare::default() };
+    let leaf = Some(leaf).filter(|leaf| !leaf.name.is_empty());
     // Time of which only the sum is known is no sample.
     let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
@@ -394,7 +411,7 @@ fn are_enough<'a>(kind: SampleKind, samples: impl Iterator<Item = &'a SampledCal
     exact * 2.0 >= sum || sum * sum > 2.0 * squares
 }
 
-/// `99 % in shop::cheapest (src/prices.rs:41), 62 % of that in alloc::vec::Vec::clone`.
+/// `99 % in shop::cheapest (src/prices.rs:41), 62 % of that in serde_json::to_string`.
 impl Display for Hotspot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// A larger share is all.
@@ -554,8 +571,7 @@ mod tests {
         let text = samples.ran_in();
         assert_eq!(
             text,
-            "99 % in shop::cheapest (src/prices.rs:41, called by handle), 58 % of that in \
-             alloc::collections::btree::map::BTreeMap::clone"
+            "99 % in shop::cheapest (src/prices.rs:41, called by handle), 40 % of that in _int_malloc"
         );
         assert_eq!(samples.0.functions_by(SampleKind::OnCpu)[0].0, "_int_malloc");
     }
@@ -580,6 +596,23 @@ mod tests {
             samples.ran(&[&format!("f{number}"), RENDER, MAIN], 4);
         });
         assert!(!samples.ran_in().contains("of that"), "{}", samples.ran_in());
+    }
+
+    /// Optimized code has the time in what is inlined.
+    #[test]
+    fn nothing_of_the_standard_library_is_named_as_what_is_called() {
+        let mut samples = Samples::new();
+        let core = "/rustc/59807616/library/core/src";
+        let less = format!("lt at {core}/cmp.rs:1835");
+        let next = format!(
+            "<core::ops::range::Range<A> as core::iter::Step>::spec_next at {core}/iter/range.rs:7"
+        );
+        samples.ran(&[&less, RENDER, MAIN], 50).ran(&["core::hint::spin", RENDER, MAIN], 20);
+        samples.ran(&[&next, RENDER, MAIN], 20);
+        assert_eq!(samples.ran_in(), "100 % in shop::render (src/render.rs:20)");
+        samples.ran(&["memcpy", &next, RENDER, MAIN], 30);
+        let expected = "100 % in shop::render (src/render.rs:20), 25 % of that in memcpy";
+        assert_eq!(samples.ran_in(), expected);
     }
 
     #[test]
@@ -901,6 +934,29 @@ mod tests {
         }
     }
 
+    /// In one span, a task awaits two others of which one is slow.
+    #[test]
+    fn what_a_joined_task_awaits_is_named_and_not_the_join() {
+        let join = "<tokio::runtime::task::join::JoinHandle<T> as core::future::future::Future>::poll at \
+            tokio-1.54.1/src/runtime/task/join.rs:9";
+        let sleep = "<tokio::time::sleep::Sleep as core::future::future::Future>::poll at tokio-1.54.1/src/time/sleep.rs:457";
+        let fetch = "shop::fetch::{{closure}} at shop/src/upstream.rs:41";
+        let said = |fetched_ms: [u64; 2]| {
+            let mut samples = Samples::new();
+            let kind = SampleKind::Await;
+            samples.add(kind, Leaf::Awaiting, &[join, HANDLE], &[600 * MS]);
+            for fetched_ms in fetched_ms {
+                samples.add(kind, Leaf::Awaiting, &[sleep, fetch], &[fetched_ms * MS]);
+            }
+            samples.said(kind)
+        };
+        let fetched = "100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep";
+        assert_eq!([said([580, 15]), said([599, 599])], [fetched; 2]);
+        // The other time is not explained by what it joins.
+        let joined = said([300, 299]);
+        assert!(joined.contains("50 % in shop::handle (src/main.rs:9)"), "{joined}");
+    }
+
     #[test]
     fn an_own_function_with_less_than_half_goes_before_a_small_leaf() {
         let mut samples = Samples::new();
@@ -932,10 +988,6 @@ mod tests {
         let (kind, clone) = (SampleKind::AllocatedBytes, format!("{CLONE} at {STD}:1"));
         samples.add(kind, Leaf::Allocated, &[&clone, RENDER, MAIN], &[512 << 10; 9]);
         samples.add(kind, Leaf::Allocated, &[PARSE, MAIN], &[512 << 10]);
-        assert_eq!(
-            samples.said(kind),
-            "90 % in shop::render (src/render.rs:20), 100 % of that in \
-             alloc::collections::btree::map::BTreeMap::clone"
-        );
+        assert_eq!(samples.said(kind), "90 % in shop::render (src/render.rs:20)");
     }
 }
