@@ -64,6 +64,8 @@ fn exported_ids_match_the_files() {
         .build()
         .unwrap();
     let handle = profiling.handle();
+    // As a program that mounts the routes when it starts.
+    _ = tracing_profiling_server::router(&handle);
     let spans = InMemorySpanExporter::default();
     let provider = SdkTracerProvider::builder()
         .with_resource(resource)
