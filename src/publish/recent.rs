@@ -32,7 +32,7 @@ pub struct RecentlyKept {
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     last: Mutex<VecDeque<RecentlyKept>>,
-    /// Somebody has asked.
+    /// Whether the list was asked for.
     is_wanted: AtomicBool,
     added: AtomicU64,
 }
@@ -94,7 +94,7 @@ mod tests {
         let kept = report::unexported(&[KeptSpan::for_test(SpanKey::MIN, SpanKey::MIN, 1)]);
         let recent = Recent::default();
         recent.add(&kept);
-        assert!(recent.list().is_empty(), "nobody had asked");
+        assert!(recent.list().is_empty(), "it was not asked for");
         (0..2).for_each(|_| recent.add(&kept));
         let list = recent.list();
         assert!(list[0].id != list[1].id && list.iter().all(|known| known.id.starts_with("span-")));
