@@ -108,6 +108,7 @@ fn exported_ids_match_the_files() {
         assert!(names.contains(name), "{names:?}");
     }
 
+    println!("{:?}", handle.stats());
     check_guilty(&reports.lock().unwrap());
     check_lines(&String::from_utf8(log.0.lock().unwrap().clone()).unwrap());
     check_markdown(&handle);
