@@ -71,7 +71,9 @@ fn swap_panic(panicked: Option<Panicked>) -> Option<Panicked> {
 /// What is known of spans that failed or were answered lately, at places that their keys decide. Of spans at one place, the
 /// last has it.
 #[derive(Debug)]
-pub(crate) struct BySpan<T>(Box<[Mutex<Option<(SpanKey, T)>>]>);
+pub(crate) struct BySpan<T>(Box<[Mutex<Known<T>>]>);
+
+type Known<T> = Option<(SpanKey, T)>;
 
 const SPAN_BITS: u32 = 10;
 /// The bytes of a message and of an error that are read, and the characters of both that are shown.
@@ -94,8 +96,7 @@ impl<T: Clone> BySpan<T> {
     /// reads or writes there. Returns whether this one is known now.
     pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> T) -> bool {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
-        let is_known =
-            |place: &Option<(SpanKey, T)>| place.as_ref().is_some_and(|(of, _)| *of == span);
+        let is_known = |place: &Known<T>| place.as_ref().is_some_and(|(of, _)| *of == span);
         if place().is_none_or(|place| is_known(&place)) {
             return false;
         }
