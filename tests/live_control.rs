@@ -48,7 +48,7 @@ impl Answer {
 
 /// Sends a request to the routes, nested as a program would mount them.
 async fn ask(handle: &Handle, method: &str, path: &str, body: impl Into<Body>) -> Answer {
-    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(handle));
     let uri = format!("/profiling{path}");
     let request = Request::builder().method(method).uri(uri).body(body.into()).unwrap();
     let (parts, body) = app.oneshot(request).await.unwrap().into_parts();
@@ -77,7 +77,7 @@ fn routes_answer_while_the_pool_of_blocking_threads_is_full() {
 }
 
 async fn get_as(handle: &Handle, path: &str, accept: &str) -> Answer {
-    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(handle));
     let request = Request::get(format!("/profiling{path}")).header(header::ACCEPT, accept);
     let answer = app.oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
     let (parts, body) = answer.into_parts();

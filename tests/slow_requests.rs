@@ -257,7 +257,7 @@ fn check_markdown(handle: &Handle) {
     let get = |path: String| {
         let request = Request::get(path).header(header::ACCEPT, "text/markdown");
         let answer =
-            tracing_profiling_server::router(&handle).oneshot(request.body(Body::empty()).unwrap());
+            tracing_profiling_server::router(handle).oneshot(request.body(Body::empty()).unwrap());
         let body = async { answer.await.unwrap().into_body().collect().await.unwrap().to_bytes() };
         String::from_utf8(runtime.block_on(body).to_vec()).unwrap()
     };

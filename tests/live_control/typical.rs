@@ -60,7 +60,7 @@ fn wait_for_references(setup: &Setup) {
 
 /// As a browser asks.
 async fn page(handle: &Handle, path: &str) -> Answer {
-    let app = Router::new().nest("/profiling", tracing_profiling_server::router(&handle));
+    let app = Router::new().nest("/profiling", tracing_profiling_server::router(handle));
     let request = Request::builder().uri(format!("/profiling{path}"));
     let request = request.header(header::ACCEPT, "text/html").body(Body::empty()).unwrap();
     let (parts, body) = app.oneshot(request).await.unwrap().into_parts();
