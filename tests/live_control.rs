@@ -663,7 +663,7 @@ type Headers = &'static [(&'static str, &'static str)];
 /// Sends a request as over HTTP/1.1, where the host is a header.
 async fn ask_as(handle: &Handle, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let app = Router::new()
-        .nest("/profiling", tracing_profiling_server::router_for(&handle, ["Shop.internal"]));
+        .nest("/profiling", tracing_profiling_server::router_for(handle, ["Shop.internal"]));
     let mut request = Request::builder().method(method).uri(format!("/profiling{path}"));
     for (name, value) in headers {
         request = request.header(*name, *value);
