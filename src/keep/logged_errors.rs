@@ -107,6 +107,7 @@ impl<T: Clone> BySpan<T> {
     }
 
     /// Changes what is known of a span, if no other thread reads or writes there.
+    #[cfg(feature = "tower")]
     pub(crate) fn change(&self, span: SpanKey, change: impl FnOnce(Option<T>) -> T) {
         if let Some(mut place) = self.0.get(of_key(span)).and_then(Mutex::try_lock) {
             let known = place.take().filter(|(of, _)| *of == span).map(|(_, known)| known);
