@@ -150,8 +150,8 @@ fn a_flush_after_the_layer_was_dropped_waits_for_what_it_had_kept() {
 
     let shut_down = |handle: &Handle| handle.shutdown(support::PLENTY).unwrap();
     let guarded = |handle: &Handle| drop(handle.flush_on_drop());
-    // Longer than the guard waits for a receiver.
-    for (end, after) in [(shut_down as fn(&Handle), 50 * MS), (guarded, 6_000 * MS)] {
+    // Longer than the guard waits for a receiver and for the last lines of the log.
+    for (end, after) in [(shut_down as fn(&Handle), 50 * MS), (guarded, 8_000 * MS)] {
         let (handle, go_on, report) = new();
         report.send(()).unwrap();
         let is_sent = Arc::new(AtomicBool::new(false));
