@@ -532,7 +532,8 @@ impl Oracle {
             let Span { is_open, is_known, kind, opened_ns, .. } = self.spans[group.root];
             let is_closed = !is_open && (sampled || is_kept || is_known);
             let is_slow = kind.threshold().is_some_and(|ns| self.now_ns - opened_ns > ns);
-            let is_slow_request = is_open && is_slow && (sampled || is_known);
+            // The samples that this round reads are too late for it.
+            let is_slow_request = is_open && is_slow && is_known;
             if is_slow_request && is_expired && !flush {
                 group.since_ns = self.now_ns;
                 self.groups.push(group);
