@@ -175,7 +175,7 @@ fn guilty(kept: &Kept) -> String {
         (times.scheduling_delay(), delayed(kept, times)),
     ];
     let largest = parts.into_iter().max_by_key(|(time, _)| *time);
-    let error = kept.spans.first().and_then(|span| span.facts().error_at.as_ref());
+    let error = kept.spans.first().and_then(|span| span.facts.error_at.as_ref());
     let error = error.map(|place| format!("error at {place}"));
     largest.and_then(|(_, place)| place).or(error).unwrap_or_else(|| "-".to_owned())
 }

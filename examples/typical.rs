@@ -87,7 +87,7 @@ fn rank_by_history(time: Duration) {
 fn print(slow: &Kept) {
     let (Some(comparison), Some(span)) = (slow.comparison(), slow.spans.first()) else { return };
     if let Some(hotspot) = slow.hotspot(SampleKind::OnCpu) {
-        println!("\nOf the CPU time of {}: {hotspot}.", span.facts().name());
+        println!("\nOf the CPU time of {}: {hotspot}.", span.facts.name());
     }
     let ms = |ns: f64| ns / 1e6;
     println!("Compared with {} typical requests:\n", comparison.references);

@@ -68,6 +68,17 @@ impl Error {
         })
     }
 
+    /// Without a line of its own for the position, as logs escape line breaks.
+    pub(crate) fn in_one_line(&self) -> String {
+        let Problem::Text { what, line, before, problem } = &self.0 else {
+            return self.to_string();
+        };
+        let read: String = line.chars().take(*before).collect();
+        let place =
+            if read.is_empty() { "at the beginning".into() } else { format!("after `{read}`") };
+        format!("cannot read {what}: {problem}, {place} of `{line}`")
+    }
+
     /// Replaces `what` of the error by `name`.
     pub(crate) fn found_in(mut self, name: &'static str) -> Self {
         if let Problem::Text { what, .. } = &mut self.0 {
@@ -109,6 +120,13 @@ impl Error {
             Problem::NoMemory { .. } => ErrorKind::OutOfMemory,
             Problem::Ended => ErrorKind::Ended,
         }
+    }
+}
+
+/// For a `main` that returns errors of the system.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::other(error)
     }
 }
 

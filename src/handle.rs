@@ -381,7 +381,7 @@ impl RecentlyKept {
     pub fn summary(&self) -> Option<KeptSummary<'_>> {
         Some(KeptSummary {
             id: (&self.id).into(),
-            facts: self.kept.spans.first()?.facts(),
+            facts: &self.kept.spans.first()?.facts,
             samples: self.kept.samples,
             headline: &self.headline,
             hotspots: &self.kept.hotspots,

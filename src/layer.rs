@@ -130,13 +130,14 @@ pub(crate) fn is_on() -> bool {
 }
 
 /// The response of a request is ready, whose span is that one or, if there is none, the current one. Marks the innermost
-/// profiled span that it is in as failed if the server has.
+/// profiled span that it is in as failed if the server has, as `failure` says.
 #[cfg(feature = "tower")]
-pub(crate) fn note_response(span: &tracing::Span, has_failed: bool) {
+pub(crate) fn note_response(span: &tracing::Span, failure: impl Fn() -> Option<String>) {
     tracing::dispatcher::get_default(|dispatch| {
         let engine =
             dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
         let Some(engine) = engine else { return };
+        let (_uncounted, failure) = (SuspendCounting::begin(), failure());
         let innermost =
             || crate::span::innermost_span().filter(|it| it.layer == engine.spans.layer());
         let key = match span.id() {
@@ -147,14 +148,20 @@ pub(crate) fn note_response(span: &tracing::Span, has_failed: bool) {
         // A connection has several.
         let note = |known: Option<_>| known.is_none().then(now);
         _ = key.map(|key| engine.callsites.answered.change(key, note));
-        let registry = dispatch.downcast_ref::<Registry>().filter(|_| has_failed);
+        let registry = dispatch.downcast_ref::<Registry>();
         let current = span.id().or_else(|| dispatch.current_span().id().cloned());
-        let (Some(registry), Some(id)) = (registry, current) else { return };
+        let (Some(registry), Some(id), Some(failure)) = (registry, current, &failure) else {
+            return;
+        };
         let ask = |_, visit: &mut dyn FnMut(RegistryId) -> bool| {
             let scope = registry.span(&id).into_iter().flat_map(|span| span.scope());
             _ = scope.map(|span| number(&span.id())).find(|id| visit(*id));
         };
-        engine.spans.fail_nearest(AncestryFrom::Current, &ask, &|_| {});
+        engine.spans.fail_nearest(AncestryFrom::Current, &ask, &|span| {
+            let error =
+                || LoggedError { place: None, is_panic: false, text: failure.as_str().into() };
+            engine.callsites.logged_errors.add(span, error);
+        });
     });
 }
 

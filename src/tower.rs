@@ -2,7 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
@@ -14,21 +15,23 @@ use tracing::instrument::{Instrument as _, Instrumented};
 use tracing::{Span, info_span};
 
 use crate::awaits::{Profiled, ProfiledExt};
+use crate::ids::hash_of;
 use crate::layer::{is_on, note_response};
 use crate::span::{innermost_span, spans_created};
 
 /// Wraps the future of each request in [`Profiled`], and opens a span for requests that have none.
 ///
-/// Where the first request of a server runs in no profiled span, for example because `TraceLayer` of tower-http creates
-/// `DEBUG` spans and nothing wants these, the following ones get a span at `INFO`: `request`, target
-/// `tracing_profiling::request`, with the fields `http.request.method` and, with the feature `axum` in a router,
-/// `http.route`. Requests of gRPC have `rpc.service` and `rpc.method` instead.
+/// A request that is in no profiled span, for example because `TraceLayer` of tower-http creates `DEBUG` spans and nothing
+/// wants these, gets one at `INFO`: `request`, target `tracing_profiling::request`, with the fields `http.request.method`
+/// and, with the feature `axum` in a router, `http.route`. Requests of gRPC have `rpc.service` and `rpc.method` instead.
 ///
 /// A response with a status of 500 and above fails the span of its request, so that the condition `error` keeps it. So does
 /// a `grpc-status` that is the server's fault (`UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`,
 /// `DATA_LOSS`), unless it comes only after the body.
 ///
-/// Add this layer before the one that creates spans: it is then inside of it, and sees its span.
+/// Add this layer so that it is inside of the one that creates spans, whose span is then around it: in axum before that
+/// one, in tonic, whose first layer is the outermost, after it. Where it is outside, or handlers have spans of their own, the
+/// first request of each route has both spans, and those after it only the other.
 ///
 /// ```
 /// # use tower_http::trace::TraceLayer;
@@ -38,9 +41,13 @@ use crate::span::{innermost_span, spans_created};
 ///     .layer(tracing_profiling::tower::AwaitsLayer::new())
 ///     .layer(TraceLayer::new_for_http());
 /// ```
-#[derive(Clone, Debug, Default)]
-pub struct AwaitsLayer {
-    spans: SpansOfOthers,
+#[derive(Clone, Debug)]
+pub struct AwaitsLayer(Routes);
+
+impl Default for AwaitsLayer {
+    fn default() -> Self {
+        Self((0..ROUTES).map(|_| AtomicU8::new(UNKNOWN)).collect())
+    }
 }
 
 impl AwaitsLayer {
@@ -50,26 +57,20 @@ impl AwaitsLayer {
     }
 }
 
+/// Whether requests have spans without this layer, at places that the hashes of their routes decide, as far as a first
+/// request has shown it.
+type Routes = Arc<[AtomicU8]>;
+
+const ROUTES: u64 = 4_096;
+const UNKNOWN: u8 = 0;
+const HAS_SPANS: u8 = 1;
+const HAS_NONE: u8 = 2;
+
 impl<S> Layer<S> for AwaitsLayer {
     type Service = AwaitsService<S>;
 
     fn layer(&self, inner: S) -> AwaitsService<S> {
-        AwaitsService { inner, spans: self.spans.clone() }
-    }
-}
-
-/// Whether requests have spans without this layer, as far as the first one has shown it. The first answer counts.
-#[derive(Clone, Debug, Default)]
-struct SpansOfOthers(Arc<OnceLock<bool>>);
-
-impl SpansOfOthers {
-    /// Whether nothing is known yet, after the calling thread had created `created` profiled spans before it ran a part of
-    /// the first request.
-    fn are_unknown_after(&self, created: u64) -> bool {
-        if innermost_span().is_some() || spans_created() != created {
-            _ = self.0.set(true);
-        }
-        self.0.get().is_none()
+        AwaitsService { inner, routes: Arc::clone(&self.0) }
     }
 }
 
@@ -77,7 +78,7 @@ impl SpansOfOthers {
 #[derive(Clone, Debug)]
 pub struct AwaitsService<S> {
     inner: S,
-    spans: SpansOfOthers,
+    routes: Routes,
 }
 
 impl<S, B, T> Service<Request<B>> for AwaitsService<S>
@@ -93,14 +94,30 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        let is_missing = is_on() && innermost_span().is_none();
+        let at = is_missing.then(|| usize::try_from(route_of(&request) % ROUTES).unwrap_or(0));
+        let known = at.and_then(|at| Some(self.routes.get(at)?.load(Ordering::Relaxed)));
+        let span = match known {
+            Some(UNKNOWN | HAS_NONE) => span_of(&request),
+            _ => Span::none(),
+        };
         let created = spans_created();
-        let is_missing = self.spans.0.get() == Some(&false) && innermost_span().is_none();
-        let span = if is_missing { span_of(&request) } else { Span::none() };
         let future = span.in_scope(|| self.inner.call(request)).profiled().instrument(span);
-        let is_unknown = self.spans.0.get().is_none() && self.spans.are_unknown_after(created);
-        let watched = is_unknown.then(|| self.spans.clone());
+        let watched = at.filter(|_| known == Some(UNKNOWN)).map(|at| Watched {
+            routes: Arc::clone(&self.routes),
+            at,
+            has_spans: spans_created() != created,
+        });
         ResponseFuture { future, watched }
     }
+}
+
+/// The first request of a route, before its first poll.
+#[derive(Debug)]
+struct Watched {
+    routes: Routes,
+    at: usize,
+    has_spans: bool,
 }
 
 pin_project! {
@@ -110,7 +127,7 @@ pin_project! {
     pub struct ResponseFuture<F> {
         #[pin]
         future: Instrumented<Profiled<F>>,
-        watched: Option<SpansOfOthers>,
+        watched: Option<Watched>,
     }
 }
 
@@ -119,22 +136,33 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let mut this = self.project();
-        let created = this.watched.as_ref().map(|_| spans_created());
+        let created = spans_created();
         let polled = this.future.as_mut().poll(context);
-        if let Some((spans, created)) = this.watched.as_ref().zip(created)
-            && !spans.are_unknown_after(created)
-        {
-            *this.watched = None;
+        if let Some(Watched { routes, at, has_spans }) = this.watched.take() {
+            let has_spans = has_spans || spans_created() != created;
+            let known = if has_spans { HAS_SPANS } else { HAS_NONE };
+            _ = routes.get(at).map(|route| route.store(known, Ordering::Relaxed));
         }
         let result = ready!(polled);
-        if let Some(spans) = this.watched.take().filter(|_| is_on()) {
-            _ = spans.0.set(false);
-        }
         if let Ok(response) = &result {
-            note_response(this.future.span(), has_failed(response));
+            note_response(this.future.span(), || failure(response));
         }
         Poll::Ready(result)
     }
+}
+
+/// A hash of method and route; of gRPC, where a client may send any path, of that.
+fn route_of<B>(request: &Request<B>) -> u64 {
+    #[cfg(feature = "axum")]
+    if let Some(route) = request.extensions().get::<axum::extract::MatchedPath>() {
+        return hash_of(&(request.method(), route.as_str()));
+    }
+    hash_of(&(request.method(), is_grpc(request).then(|| request.uri().path())))
+}
+
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let content_type = request.headers().get(http::header::CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 fn span_of<B>(request: &Request<B>) -> Span {
@@ -149,8 +177,7 @@ fn span_of<B>(request: &Request<B>) -> Span {
         "tracing_profiling" = Empty,
     );
     // A client can send any path. An axum router has accepted a matched one; a server of gRPC has names in its path.
-    let content_type = request.headers().get(http::header::CONTENT_TYPE);
-    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+    if is_grpc(request) {
         if let Some((service, method)) =
             request.uri().path().trim_start_matches('/').split_once('/')
         {
@@ -166,11 +193,13 @@ fn span_of<B>(request: &Request<B>) -> Span {
     span
 }
 
-/// Whether a response says that the server failed.
-fn has_failed<B>(response: &Response<B>) -> bool {
-    let status = response.headers().get("grpc-status");
-    let is_fault = |status: &http::HeaderValue| {
+/// How the server failed, by its response.
+fn failure<B>(response: &Response<B>) -> Option<String> {
+    let is_fault = |status: &&http::HeaderValue| {
         [&b"2"[..], b"4", b"12", b"13", b"14", b"15"].contains(&status.as_bytes())
     };
-    response.status().is_server_error() || status.is_some_and(is_fault)
+    let of_grpc = response.headers().get("grpc-status").filter(is_fault);
+    let of_grpc = of_grpc.and_then(|status| Some(format!("grpc-status {}", status.to_str().ok()?)));
+    let status = Some(response.status()).filter(http::StatusCode::is_server_error);
+    status.map(|status| format!("HTTP status {status}")).or(of_grpc)
 }

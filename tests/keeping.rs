@@ -74,7 +74,7 @@ fn a_request_of_many_slow_steps_is_one_profile_with_all_its_steps() {
     let [kept] = kept.as_slice() else { panic!("{:?}", setup.kept_names()) };
     let names: Vec<_> = kept.spans.iter().map(|span| span.name()).collect();
     assert_eq!(names, [&["request"][..], &["step"; STEPS]].concat());
-    let children = kept.spans[0].facts().children.clone();
+    let children = kept.spans[0].facts.children.clone();
     let counted: Vec<_> = children.totals.iter().map(|it| (it.name.clone(), it.count)).collect();
     assert_eq!(counted, [(Some("step".to_owned()), STEPS as u64)]);
     // Ten times the sampling delay, of a millisecond, or when the first step began, and the error of a clock.
@@ -165,7 +165,7 @@ fn an_error_keeps_the_span_and_those_around_it() {
     assert!(kept.spans[0].reasons().contains(Reason::Error));
     let place = format!("tests/keeping.rs:{}", line!() - 11);
     for span in &kept.spans {
-        assert_eq!(span.facts().error_at.as_deref(), Some(&*place));
+        assert_eq!(span.facts.error_at.as_deref(), Some(&*place));
     }
 }
 
@@ -192,7 +192,7 @@ fn a_status_code_of_error_is_an_error() {
         let _ = info_span!("another field", status = "ERROR");
     });
     assert_eq!(setup.kept_names(), [["from the start"], ["later"]]);
-    assert!(setup.kept().iter().all(|kept| kept.spans[0].facts().error_at.is_none()));
+    assert!(setup.kept().iter().all(|kept| kept.spans[0].facts.error_at.is_none()));
 }
 
 #[test]

@@ -129,6 +129,17 @@ fn scenario(measure: Measure) -> (u64, Scenario) {
         Measure::Idle => (2_000_000, idle),
         Measure::Await => (2_000_000, |make, is_above| awaits(make, is_above)[0]),
         Measure::SchedulingDelay => (2_000_000, |make, is_above| awaits(make, is_above)[1]),
+        Measure::Awaits => (10, |make, is_above| {
+            let (pending, mut left) = (if is_above { 40 } else { 3 }, 0);
+            let awaited = std::future::poll_fn(|context| {
+                _ = context.waker().clone();
+                left += 1;
+                if left > pending { Poll::Ready(()) } else { Poll::Pending }
+            });
+            let mut task = pin!(awaited.instrument(make()).profiled());
+            while task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {}
+            [pending; 2]
+        }),
         Measure::Allocated => (100_000, |make, is_above| {
             within(|| ALLOCATED.get()[0], make, || allocate(if is_above { 200 } else { 50 }))
         }),

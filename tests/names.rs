@@ -178,8 +178,8 @@ fn each_slow_route_has_its_name_in_log_and_files() {
 /// The name and fields of a span, and whether it has failed.
 type NamedSpan = (String, Vec<(&'static str, String)>, bool);
 
-/// The names and reasons of what is kept of requests to `/fast`, `/broken` and a method of gRPC that fails, after one to
-/// `/fast` that only shows which spans there are.
+/// The names and reasons of what is kept of requests to `/broken`, the first one, `/fast` and two methods of gRPC, each made
+/// twice.
 fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
     let grpc_failed = || async { ([("grpc-status", "13")], "") };
     let refused = || async { ([("grpc-status", "5")], "") };
@@ -199,12 +199,14 @@ fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
         .unwrap();
     let handle = layer.handle();
     // A log at INFO wants no span of TraceLayer's default level.
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::sink);
+    let said = Log::default();
+    let writer = said.clone();
+    let log = tracing_subscriber::fmt::layer().with_writer(move || writer.clone());
     let log = log.with_filter(tracing::level_filters::LevelFilter::INFO);
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(log).with(layer));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::dispatcher::with_default(&dispatch, || {
-        for path in ["/fast/1", "/fast/2", "/broken", "/shop.Cart/Get", "/shop.Cart/Find"] {
+        for path in ["/broken", "/fast/1", "/shop.Cart/Get", "/shop.Cart/Find"].repeat(2) {
             let request = match path.starts_with("/shop") {
                 true => Request::post(path).header("content-type", "application/grpc+proto"),
                 false => Request::get(path),
@@ -213,6 +215,10 @@ fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
         }
     });
     handle.flush(PLENTY).unwrap();
+    let said = String::from_utf8(said.0.lock().unwrap().clone()).unwrap();
+    for failure in ["502 Bad Gateway\"", "error \"grpc-status 13\""] {
+        assert!(said.contains(failure), "{said}");
+    }
     let spans = std::mem::take(&mut *received.lock().unwrap()).into_iter();
     spans
         .map(|span: tracing_profiling::KeptSpan| {
@@ -228,10 +234,11 @@ fn requests_without_a_profiled_span_get_one_and_responses_say_whether_they_faile
         let fields = fields.iter().map(|(name, value)| (*name, (*value).to_owned()));
         ("request".to_owned(), fields.collect(), true)
     };
-    let expected = [
+    let of_each = [
         own(&[("http.request.method", "GET"), ("http.route", "/broken")]),
         own(&[("rpc.service", "shop.Cart"), ("rpc.method", "Get")]),
     ];
+    let expected = [&of_each[..]; 2].concat();
     let debug = || TraceLayer::new_for_http();
     assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new())), expected);
     assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(debug())), expected);
@@ -243,9 +250,14 @@ fn requests_with_a_profiled_span_get_no_other_one() {
     let spans = || DefaultMakeSpan::new().level(tracing::Level::INFO);
     let info = || TraceLayer::new_for_http().make_span_with(spans()).on_failure(());
     let of = |method: &str| ("request".to_owned(), vec![("method", method.to_owned())], true);
-    assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())), [of("GET"), of("POST")]);
-    // Outside of the span, its response says nothing of it.
-    assert_eq!(kept_of(|app| app.layer(info()).layer(AwaitsLayer::new())), []);
+    assert_eq!(
+        kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())),
+        [[of("GET"), of("POST")], [of("GET"), of("POST")]].concat()
+    );
+    // Outside of it there is another one of the first request, which the response fails.
+    let names = kept_of(|app| app.layer(info()).layer(AwaitsLayer::new()));
+    let routes = names.iter().map(|(_, fields, _)| fields.last().unwrap().1.as_str());
+    assert_eq!(routes.collect::<Vec<_>>(), ["/broken", "Get"]);
 }
 
 /// A task that the handler has spawned keeps the span open.

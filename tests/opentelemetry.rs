@@ -251,9 +251,9 @@ fn check_requests_beside_hidden(scene: &Scene) {
     assert_eq!(scene.spans().len(), 5);
     let kept = scene.kept.lock().unwrap();
     let hidden = kept.iter().find(|kept| kept.spans[0].name() == "hidden").unwrap();
-    assert_eq!(hidden.spans[0].trace_ids(), None);
+    assert_eq!(hidden.spans[0].facts.ids(), None);
     let slow = kept.iter().find(|kept| kept.spans[0].name() == "slow").unwrap();
-    assert!(slow.spans[0].trace_ids().is_some());
+    assert!(slow.spans[0].facts.ids().is_some());
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn spans_of_unsampled_traces_are_marked() {
     scene.run(requests);
     assert!(scene.spans().is_empty());
     let kept = scene.kept.lock().unwrap().clone();
-    assert_eq!(kept[0].spans[0].trace_is_sampled(), Some(false));
+    assert_eq!(kept[0].spans[0].facts.trace.map(|ids| ids.is_sampled), Some(false));
     if HAS_STACKS {
         let profile = &scene.profiles()[0];
         let sampled = profile.attributes.iter().find(|a| a.key == "profile.trace_sampled");
@@ -436,7 +436,7 @@ fn spans_that_are_not_reached_get_one_warning_that_names_the_remedy() {
         let kept = scene.kept.lock().unwrap();
         let kept: Vec<_> = kept.iter().flat_map(|kept| &kept.spans).collect();
         assert_eq!(kept.len(), 33, "{number}");
-        assert!(kept.iter().all(|span| span.trace_ids().is_none()), "{number}: {kept:?}");
+        assert!(kept.iter().all(|span| span.facts.ids().is_none()), "{number}: {kept:?}");
         let spans = scene.spans.get_finished_spans().unwrap();
         assert_eq!(spans.len(), unreached, "{number}");
         let attributes = spans.iter().flat_map(|span| &span.attributes);

@@ -562,8 +562,10 @@ fn on_other_stacks(source: Source) {
             is_covered,
             "{name}, {source:?}: {taken_ns}, {there_ns} of {on_cpu_ns} ns; {stats:?}"
         );
-        let counts = (stats.stacks.on_other_stacks > 0, stats.stacks.truncated);
-        assert_eq!(counts, (name != "Go" || source == Source::Timer, 0), "{name}: {stats:?}");
+        // With perf, those of Go have no tables, but where its own signal interrupts what runs for long.
+        let is_counted =
+            stats.stacks.on_other_stacks > 0 || name == "Go" && source != Source::Timer;
+        assert!(is_counted && stats.stacks.truncated == 0, "{name}: {stats:?}");
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
         assert!(log.contains("elsewhere") && !log.contains("_STACK_BYTES"), "{log}");
         assert!(!log.contains("no sample fell in it"), "{log}");

@@ -218,7 +218,7 @@ fn child_spans_are_counted_by_name_with_and_without_samples() {
     setup.flush();
     let kept = setup.kept();
     let [kept] = &kept[..] else { panic!("{kept:?}") };
-    let children = &kept.spans[0].facts().children;
+    let children = &kept.spans[0].facts.children;
     let of =
         |name: &str| children.totals.iter().find(|it| it.name.as_deref() == Some(name)).unwrap();
     let (query, row, fetch) = (of("query"), of("row"), of("fetch"));

@@ -99,9 +99,9 @@ impl Shop {
             .route("/report", get(report))
             .route("/broken", get(broken))
             .with_state(self)
-            .layer(TraceLayer::new_for_http().make_span_with(span_of))
-            // For what requests await.
+            // For what requests await. Inside of the layer that makes their spans.
             .layer(tracing_profiling::tower::AwaitsLayer::new())
+            .layer(TraceLayer::new_for_http().make_span_with(span_of))
     }
 }
 

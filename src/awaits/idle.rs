@@ -29,8 +29,8 @@ pub(super) struct Idle {
     pub(super) tag: u8,
     pub(super) is_tag_in_use: bool,
     pub(super) listed: Option<ListedAt>,
-    /// Idle time that is not in the accounts yet: awaits and delays, in ticks.
-    uncounted: [u64; 2],
+    /// What is not in the accounts yet: awaits and delays, in ticks, and how many there were.
+    uncounted: [u64; 3],
     /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
     before: Vec<(u64, u64)>,
     /// The time since the last sample of short awaits, and of short delays.
@@ -81,14 +81,14 @@ impl Idle {
         self.before.push((id, idle.all));
     }
 
-    /// The future is polled or dropped. Returns whether it was pending.
+    /// The future is polled or dropped.
     #[inline]
-    pub(super) fn end_await(&mut self, record: &FutureRecord) -> bool {
+    pub(super) fn end_await(&mut self, record: &FutureRecord) {
         let since = record.pending_since.load(Ordering::Relaxed);
         // Also if it was woken while it was not observed.
         let woken_at = record.woken_at.swap(0, Ordering::Acquire);
         let woke = (woken_at != 0).then(|| record.woken_by.load(Ordering::Relaxed));
-        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return false };
+        let Some(awaits) = record.awaits.get().filter(|_| since != 0) else { return };
         let now = awaits.now().max(since);
         record.pending_since.store(0, Ordering::Relaxed);
         let woken_at = match woken_at {
@@ -98,6 +98,7 @@ impl Idle {
         };
         let lengths = [woken_at - since, now - woken_at];
         let mut is_due = false;
+        self.uncounted[2] += 1;
         for ((uncounted, unsampled), length) in
             self.uncounted.iter_mut().zip(&mut self.unsampled).zip(lengths)
         {
@@ -108,7 +109,6 @@ impl Idle {
         if is_due {
             self.report(record, awaits, EndedAwait { since, woken_at, woke, now });
         }
-        true
     }
 
     /// For how long threads were in a span while the future in it was pending: before it was woken, and after. The span was
@@ -129,7 +129,7 @@ impl Idle {
 
     /// Adds what is left of idle time to the accounts.
     pub(super) fn report_rest(&mut self, record: &FutureRecord, awaits: &LayerAwaits) {
-        if self.uncounted != [0, 0]
+        if self.uncounted != [0; 3]
             && let Some(span) = record.place.lock().open_span(&awaits.spans)
         {
             let rest = std::mem::take(&mut self.uncounted);
@@ -150,7 +150,7 @@ impl Idle {
         // That of an earlier await is of no use.
         let waking = record.waking.try_lock().map(|mut waking| std::mem::take(&mut *waking));
         let waking = waking.filter(|_| woke.is_some() && woken_at - since >= awaits.sample);
-        let [awaited, delayed] = std::mem::take(&mut self.uncounted);
+        let [awaited, delayed, number] = std::mem::take(&mut self.uncounted);
         let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
@@ -167,12 +167,13 @@ impl Idle {
             spans.count_await(&span, |id| {
                 if has_beside {
                     if counted.borrow().contains(&id) {
-                        return [0, 0];
+                        return [0; 3];
                     }
                     counted.borrow_mut().push(id);
                 }
                 let [busy, delayed_busy] = busy_in(id);
-                [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)]
+                let idle = [awaited.saturating_sub(busy), delayed.saturating_sub(delayed_busy)];
+                [idle[0], idle[1], if idle == [0, 0] { 0 } else { number }]
             });
         }
         let woken_in = place.leaves.woken_in(woke).filter(|it| spans.is_open_span(it));

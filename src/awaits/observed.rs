@@ -142,7 +142,8 @@ impl Observed {
         }
     }
 
-    /// Returns whether it was pending, and has reported that.
+    /// Returns whether it was ever observed in a span. Then what is idle until it is dropped, which may enter its span, is no
+    /// await.
     fn end(&mut self) -> bool {
         let Some(waker) = self.waker.take() else { return false };
         // Declared before what is dropped here, so that it is freed for no span.
@@ -152,7 +153,7 @@ impl Observed {
         let Some(awaits) = waker.observer.awaits.get().filter(|awaits| awaits.is_here()) else {
             return false;
         };
-        let was_pending = idle.end_await(&waker.observer);
+        idle.end_await(&waker.observer);
         idle.report_rest(&waker.observer, awaits);
         if let Some(place) = idle.listed {
             awaits.remove_future(place);
@@ -166,6 +167,6 @@ impl Observed {
         if has_carried {
             _ = CARRIER.try_with(|carrier| carrier.set(Some(waker)));
         }
-        was_pending
+        true
     }
 }

@@ -139,7 +139,7 @@ impl Collector {
         let redaction = &self.engine.names.redaction;
         facts.starved.rivals = rival.map(|rival| {
             let words = rival.words(|name| escaped(&redaction.redact_span(name)).to_string());
-            format!("{words} ran for {}", Ns(rival.on_cpu_ns))
+            format!("{words}, which ran for {}", Ns(rival.on_cpu_ns))
         });
     }
 

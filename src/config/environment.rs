@@ -167,7 +167,7 @@ impl Builder {
             _ if is_setting => (self, "it has no effect"),
             _ => (self.rules(Rules::new([])), OFF),
         };
-        let message = format!("{variable} cannot be used, so {instead}: {error}");
+        let message = format!("{variable} cannot be used, so {instead}: {}", error.in_one_line());
         let warning = LogEvent::warning(LogKind::Malformed, message);
         builder.warn(LogEvent { variable: Some(variable.into()), ..warning });
         Ok(builder)
@@ -551,6 +551,7 @@ mod tests {
             );
             let message = builder.warnings[0].message.clone();
             assert!(message.starts_with(&format!("{name} cannot be used, so ")), "{message}");
+            assert!(!message.contains('\n') && message.contains(value), "{message}");
             builder
         };
         for (name, value) in [

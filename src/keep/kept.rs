@@ -2,13 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use tracing::Metadata;
 
 use crate::compare::Comparison;
 use crate::facts::{Facts, Reasons, TimeBreakdown};
-use crate::ids::{SpanId, TraceId};
 use crate::profile::{Awaits, ComparedSummary, Hotspot, Hotspots, ProfileId, SampleKind, Waits};
 use crate::span::{SampleCounts, SpanKey, TraceIds};
 use crate::text::beginning;
@@ -61,8 +59,9 @@ pub struct KeptSpan {
     pub(crate) key: SpanKey,
     pub(crate) root: SpanKey,
     pub(crate) metadata: &'static Metadata<'static>,
-    pub(crate) facts: Facts,
-    /// What the first `ERROR` event in it says, redacted, and whether it reports a panic. For the log alone.
+    /// Everything that is known of it. Texts are redacted.
+    pub facts: Facts,
+    /// What the first `ERROR` event in it says, redacted, or the status of its response, and whether it reports a panic. For the log alone.
     pub(crate) error: Option<(Arc<str>, bool)>,
     /// Equal rules have the same id.
     pub(crate) rule: u64,
@@ -125,19 +124,9 @@ impl KeptSpan {
         self.facts.is_open
     }
 
-    /// Everything that is known of it. Texts are redacted.
-    pub fn facts(&self) -> &Facts {
-        &self.facts
-    }
-
     /// Where its time went.
     pub fn times(&self) -> &TimeBreakdown {
         &self.facts.times
-    }
-
-    /// When it was created.
-    pub fn opened(&self) -> SystemTime {
-        self.facts.start().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     /// The number of samples, waits and awaits in it and in the spans inside it. Its own idle time that no
@@ -149,16 +138,6 @@ impl KeptSpan {
     /// The id of its profile, or why it has none.
     pub fn profile(&self) -> Result<ProfileId, NoProfile> {
         self.profile
-    }
-
-    /// The ids under which OpenTelemetry exports it, if the layer could read them when it closed.
-    pub fn trace_ids(&self) -> Option<(TraceId, SpanId)> {
-        self.facts.ids()
-    }
-
-    /// Whether its trace is exported, if that is known. Its profile is exported in any case.
-    pub fn trace_is_sampled(&self) -> Option<bool> {
-        self.facts.trace.map(|ids| ids.is_sampled)
     }
 
     /// The profiles that were made of it while it was open, because it hung or was open for too long. Its own profile

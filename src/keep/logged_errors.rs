@@ -151,7 +151,10 @@ impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let text = match field.name() {
             "message" => &mut self.message,
-            "error" | "err" | "exception" | "exception.message" => &mut self.error,
+            // `classification`: of tower-http's `TraceLayer`.
+            "error" | "err" | "exception" | "exception.message" | "classification" => {
+                &mut self.error
+            }
             _ => return,
         };
         // What panics here panics in each layer that writes it.

@@ -42,7 +42,9 @@ pub(super) fn plan(keep: &Keep, settings: PlanSettings) -> Plan {
     let flags = keep.conditions().map(|condition| match condition {
         Condition::Error | Condition::ErrorSelf => KEEP_ON_ERROR,
         // Every span is judged when it closes, however short it was.
-        Condition::Always | Condition::Percentile { .. } => ALWAYS_JUDGED,
+        Condition::Always | Condition::Percentile { .. } | Condition::Above(Measure::Awaits, _) => {
+            ALWAYS_JUDGED
+        }
         Condition::OneIn(_) => ONE_IN,
         Condition::Above(Measure::SubtreeOnCpu, _) => JUDGES_CPU | JUDGES_SUBTREE,
         Condition::Above(Measure::OnCpu | Measure::OffCpu, _) => JUDGES_CPU,

@@ -54,7 +54,7 @@ pub(crate) type SpanAttributes = Vec<(&'static str, Value)>;
 
 /// The attributes of a kept span, in the order of [`span_attributes`].
 pub(crate) fn attributes_of(span: &KeptSpan) -> SpanAttributes {
-    let measured = |measure: Measure| Some(Value::of_number(measure.notable(span.facts())?));
+    let measured = |measure: Measure| Some(Value::of_number(measure.notable(&span.facts)?));
     let texts = TEXTS.iter().map(|(_, value)| value(span));
     let values = texts.chain(Measure::major().map(measured));
     span_attributes().zip(values).filter_map(|(name, value)| Some((name, value?))).collect()

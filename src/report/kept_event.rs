@@ -150,7 +150,7 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
         let longer = format!("{text}{separator}{reason}");
         // A line that names no code yet has the next reason in short. Beside that code, a lesser one is worth no path.
-        let steps = if text.contains(" in ") { 3 } else { STEPS.len() };
+        let steps = if text.contains(" in ") { 4 } else { STEPS.len() };
         if separator == "; " && is_long(&shortened(longer.clone(), steps)) {
             continue;
         }
@@ -173,8 +173,12 @@ fn fitting(text: String) -> String {
     if over > 0 { short.chars().take(at).chain(['…']).chain(rest()).collect() } else { short }
 }
 
-/// Steps that leave out parts of a text, what says least first. Those after the third shorten paths.
-const STEPS: [fn(&str) -> String; 8] = [
+/// Steps that leave out parts of a text, what says least first. Those after the fourth shorten paths.
+const STEPS: [fn(&str) -> String; 9] = [
+    |text| {
+        let left = without(&format!("{text};"), "; the samples represent ", &[";"]);
+        left.trim_end_matches(';').to_owned()
+    },
     without_callees,
     |text| text.replace(", 100 % in ", " in "),
     |text| without(text, ", called by ", &[")", ";", ", until"]),
@@ -352,7 +356,7 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
         let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
         let awaiting = kept.awaits.mostly_in.as_ref().filter(|_| is_foreign);
         let awaiting = awaiting.filter(|(_, time)| nanoseconds(*time) >= ran_ns / 2);
-        let by = awaiting.map(|(place, _)| format!(", awaited in {place}"));
+        let by = awaiting.map(|(place, _)| format!(", awaited in {place}{}", often(first, kept)));
         format!("{hotspot}{}", by.unwrap_or_default())
     });
     let inside = Some(Ns(times.inside_on_cpu_ns())).filter(|Ns(ns)| *ns >= WORTH_REPORTING);
@@ -427,7 +431,7 @@ fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let why = if mean_ns < WAIT_NS { "too short for stacks" } else { "without a stack" };
     let share = 100.0 * unseen_ns as f64 / wall_ns as f64;
     let waits = if count == 1 { "wait" } else { "waits" };
-    Some(format!("{count} {waits} of {}, {why}: {share:.0} % of it", Ns(mean_ns)))
+    Some(format!("{count} {waits} of {}, {why}: {share:.0} % of its time", Ns(mean_ns)))
 }
 
 /// What it allocated, if that is much.
@@ -502,6 +506,13 @@ fn uncovered(kept: &Kept) -> Option<String> {
     })
 }
 
+/// How many times it was pending in all, if that is often and all awaits are its own.
+fn often(first: &KeptSpan, kept: &Kept) -> String {
+    let are_own = kept.awaits.are_of_topmost && kept.spans.len() == 1;
+    let awaits = Measure::Awaits.notable(&first.facts).filter(|_| are_own);
+    awaits.map_or_else(String::new, |awaits| format!(" (pending {awaits} times)"))
+}
+
 /// What explains idle time, if that is much. Awaits are compared with it only if all of them are the span's own.
 fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let TimeBreakdown { wall_ns, idle_ns, .. } = *first.times();
@@ -525,10 +536,10 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     if let Some(part) = hotspot.filter(|it| are_at_once && it.share() < Some(NEARLY_ALL)) {
         awaits.total = Duration::ZERO;
         let of = format!("{idle}; awaits of several futures at once: {part}");
-        return joined([Some(of), Some(awaited(&awaits, None)).filter(|it| !it.is_empty())]);
+        return joined([Some(of), Some(awaited(&awaits, "", None)).filter(|it| !it.is_empty())]);
     }
     let is_all = nanoseconds(awaits.total + awaits.delay) >= idle_ns / 10 * 9;
-    let awaited = awaited(&awaits, hotspot);
+    let awaited = awaited(&awaits, &often(first, kept), hotspot);
     Some(match are_own {
         true if is_all => awaited,
         true => format!("{idle}: {awaited}"),
@@ -652,6 +663,11 @@ mod tests {
         assert!(line(&kept).ends_with("the samples represent 64 % of the on-CPU time"));
         kept.coverage = Some(0.9);
         assert!(line(&kept).ends_with(" 30 % in shop::render"), "{}", line(&kept));
+        let long = Hotspots::for_test(&format!("shop::{}", "r".repeat(150)), 0.3);
+        let short = std::mem::replace(&mut kept.hotspots, long);
+        kept.coverage = Some(0.64);
+        assert!(line(&kept).ends_with("rrr"), "{}", line(&kept));
+        kept.hotspots = short;
         kept.coverage = Some(0.001);
         assert!(line(&kept).ends_with("the samples represent 1 % of the on-CPU time"));
         (kept.coverage, kept.hotspots) = (Some(0.0), Hotspots::default());
@@ -746,12 +762,12 @@ mod tests {
                 Waits { count: waits, total: Duration::from_millis(380), ..Waits::default() };
             line(&kept)
         };
-        let short = "kept `test`: 200 waits of 2.00 ms, too short for stacks: 95 % of it";
+        let short = "kept `test`: 200 waits of 2.00 ms, too short for stacks: 95 % of its time";
         assert_eq!(of(400, 200, 0, 0, 0), short);
         // The waits are known, but not where they were.
         assert_eq!(
             of(400, 1, 1, 0, 0),
-            "kept `test`: 1 wait of 400 ms, without a stack: 95 % of it"
+            "kept `test`: 1 wait of 400 ms, without a stack: 95 % of its time"
         );
         assert_eq!(of(200, 200, 0, 0, 0), "kept `test`", "half of it");
         assert_eq!(of(400, 200, 0, 390, 0), "kept `test`: 390 ms waiting for a CPU");

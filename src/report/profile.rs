@@ -157,12 +157,13 @@ pub(crate) const AWAITS_OF_ALL: &str = "awaits of all spans";
 /// What was awaited, where most of it was, and the scheduling delay; the longer of both first.
 pub(crate) fn awaited(
     Awaits { total, delay, delayed_by, .. }: &Awaits,
+    often: &str,
     hotspot: Option<&Hotspot>,
 ) -> String {
     let mut parts = Vec::new();
     if !total.is_zero() {
         let place = hotspot.map_or_else(String::new, |hotspot| format!(", {hotspot}"));
-        parts.push((total, format!("{} awaiting{place}", Ns(nanoseconds(*total)))));
+        parts.push((total, format!("{} awaiting{often}{place}", Ns(nanoseconds(*total)))));
     }
     // Not `0 %`.
     if *delay > *total / 200 {
@@ -234,7 +235,7 @@ fn attributes(span: &KeptSpan, losses: &Losses) -> Vec<Attribute> {
     if span.is_open() {
         attributes.push(Attribute { key: "profile.span.open", value: Value::Bool(true) });
     }
-    if let Some(is_sampled) = span.trace_is_sampled() {
+    if let Some(is_sampled) = span.facts.trace.map(|ids| ids.is_sampled) {
         let value = Value::Bool(is_sampled);
         attributes.push(Attribute { key: "profile.trace_sampled", value });
     }
@@ -342,15 +343,15 @@ pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
     let is_usual = losses.cut >= FEW as u64 && losses.cut > samples as u64 / 2;
     is_usual.then(|| {
         let message = format!(
-            "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so their outermost \
-             callers are missing: set TRACING_PROFILING_STACK_BYTES, which can be up to 65448",
+            "{} of {samples} stacks were longer than the {stack_bytes} bytes that are copied of each, so they lack \
+             their outermost callers, not the functions that ran: TRACING_PROFILING_STACK_BYTES can be up to 65448",
             losses.cut
         );
         LogEvent {
             variable: Some("TRACING_PROFILING_STACK_BYTES".into()),
             count: Some(losses.cut),
             limit: u64::try_from(stack_bytes).ok(),
-            ..LogEvent::warning(LogKind::StacksCut, message)
+            ..LogEvent::info(LogKind::StacksCut, message)
         }
     })
 }
@@ -546,7 +547,7 @@ mod tests {
         let ms = Duration::from_millis;
         let text = |awaits: &Awaits, share: Option<f64>| {
             let hotspots = share.map(Hotspots::of_awaits_for_test).unwrap_or_default();
-            awaited(awaits, hotspots.of(SampleKind::Await))
+            awaited(awaits, "", hotspots.of(SampleKind::Await))
         };
         let awaits = Awaits::for_test(ms(1_180));
         let place = "shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
@@ -573,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_what_to_do_about_cut_stacks() {
+    fn a_line_says_what_to_do_about_cut_stacks() {
         let line = |cut, samples| cut_stacks(&Losses { cut, ..Losses::default() }, samples, 32_768);
         assert_eq!([line(0, 400), line(200, 400), line(9, 9)], [const { None }; 3]);
         let event = line(201, 400).unwrap();

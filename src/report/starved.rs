@@ -23,11 +23,14 @@ pub(crate) fn starved(facts: &Facts) -> Option<String> {
     let throttled = much(facts, Measure::Throttled)
         .map(|ns| format!("its control group was throttled for {} (all CPUs together)", Ns(ns)));
     let rivals = facts.starved.rivals.clone().filter(|_| waited.is_some());
-    let reasons: Vec<_> = throttled.into_iter().chain(rivals).collect();
-    let reasons = (!reasons.is_empty()).then(|| reasons.join(" and "));
-    match (waited, reasons) {
-        (Some(waited), Some(reasons)) => Some(format!("{waited} while {reasons}")),
-        (waited, reasons) => waited.or(reasons),
+    // They ran while it was open, not only while it waited.
+    let waited = match (waited, rivals) {
+        (Some(waited), Some(rivals)) => Some(format!("{waited}, beside {rivals}")),
+        (waited, _) => waited,
+    };
+    match (waited, throttled) {
+        (Some(waited), Some(throttled)) => Some(format!("{waited}, while {throttled}")),
+        (waited, throttled) => waited.or(throttled),
     }
 }
 
@@ -46,15 +49,15 @@ mod tests {
             let throttled_ns = throttled_ms.map(|ms| ms * MS);
             let throttled = throttled_ns.map_or_else(Throttled::default, |ns| Throttled(Ok(ns)));
             let rivals =
-                (runnable_ms == 181).then(|| "6 threads `indexer-*` ran for 1.02 s".into());
+                (runnable_ms == 181).then(|| "6 threads `indexer-*`, which ran for 1.02 s".into());
             let facts = Facts { times, starved: Starved { throttled, rivals }, ..Facts::default() };
             starved(&facts)
         };
-        let both = "180 ms waiting for a CPU while its control group was throttled for 160 ms (all CPUs together)";
+        let both = "180 ms waiting for a CPU, while its control group was throttled for 160 ms (all CPUs together)";
         assert_eq!(text(180, Some(160)).as_deref(), Some(both));
         assert_eq!(text(180, Some(49)).as_deref(), Some("180 ms waiting for a CPU"));
         assert_eq!(text(180, None).as_deref(), Some("180 ms waiting for a CPU"));
-        let rivals = "181 ms waiting for a CPU while 6 threads `indexer-*` ran for 1.02 s";
+        let rivals = "181 ms waiting for a CPU, beside 6 threads `indexer-*`, which ran for 1.02 s";
         assert_eq!(text(181, None).as_deref(), Some(rivals));
         let throttled = "its control group was throttled for 1.60 s (all CPUs together)";
         assert_eq!(text(49, Some(1_600)).as_deref(), Some(throttled));

@@ -149,6 +149,7 @@ pub(crate) struct Counts {
     inside_sampled_ns: AtomicU64,
     await_ns: Tagged,
     delay_ns: Tagged,
+    awaits: Tagged,
     /// For how long threads in the span were in others on their stacks, in ticks, and since when one is, or 0.
     suspended: AtomicU64,
     suspended_since: AtomicU64,
@@ -184,9 +185,10 @@ impl Counts {
     }
 
     /// Adds idle time that is explained. The span may be closed, and its slot reused.
-    pub(crate) fn add_await(&self, key: SpanKey, await_ns: u64, delay_ns: u64) {
+    pub(crate) fn add_await(&self, key: SpanKey, [await_ns, delay_ns, awaits]: [u64; 3]) {
         self.await_ns.add_late(key, await_ns);
         self.delay_ns.add_late(key, delay_ns);
+        self.awaits.add_late(key, awaits);
     }
 
     pub(crate) fn suspend(&self, now: u64) {
@@ -209,7 +211,7 @@ impl Counts {
 
     pub(crate) fn clear(&self) {
         let sure = [&self.sure_on_ns, &self.sure_off_ns, &self.sure_sampled_ns].map(|sum| &sum.0);
-        let awaits = [&self.await_ns, &self.delay_ns].map(|sum| &sum.0);
+        let awaits = [&self.await_ns, &self.delay_ns, &self.awaits].map(|sum| &sum.0);
         let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
         let suspended = [&self.suspended, &self.suspended_since];
         let times = sure.into_iter().chain(awaits).chain(inside).chain(suspended);
@@ -248,6 +250,7 @@ impl Counts {
             idle_ns,
             await_ns: self.await_ns.get(key).min(idle_ns - delay_ns),
             delay_ns,
+            awaits: self.awaits.get(key),
             usage: self.usage.get().map_or_else(Usage::default, |usage| usage.get()),
             // The slot has these.
             after_last_exit_ns: 0,

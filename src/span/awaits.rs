@@ -218,7 +218,7 @@ impl Spans {
         if delay == 0 {
             return;
         }
-        slot.count_await(slot.raw_key(), 0, self.clock.ns(delay));
+        slot.count_await(slot.raw_key(), [0, self.clock.ns(delay), 0]);
         let last = state.last_long;
         let overlap = last.to.min(began).saturating_sub(last.from.max(since));
         let behind = last.span.filter(|_| overlap > delay / 2);
@@ -273,10 +273,11 @@ impl Spans {
 
     /// Adds idle time that is explained to the accounts of a span and those that were left together with it: what was
     /// awaited and the delays, in ticks. `idle` says how much of each, by id.
-    pub(crate) fn count_await(&self, span: &InnermostSpan, idle: impl Fn(RegistryId) -> [u64; 2]) {
+    pub(crate) fn count_await(&self, span: &InnermostSpan, idle: impl Fn(RegistryId) -> [u64; 3]) {
         let count = |slot: &Slot, id: RegistryId, key: u64| {
-            let [await_ns, delay_ns] = idle(id).map(|ticks| self.clock.ns(ticks));
-            slot.count_await(key, await_ns, delay_ns);
+            let [awaited, delayed, awaits] = idle(id);
+            let [await_ns, delay_ns] = [awaited, delayed].map(|ticks| self.clock.ns(ticks));
+            slot.count_await(key, [await_ns, delay_ns, awaits]);
         };
         let Some(slot) = self.slot_of(span) else { return };
         count(&slot, span.id, span.key.get());

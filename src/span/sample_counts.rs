@@ -2,7 +2,7 @@
 
 use std::iter::Sum;
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many samples fell in a span and its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,14 +59,14 @@ impl Sum for SampleCounts {
 
 #[derive(Debug, Default)]
 pub(super) struct AtomicSampleCounts {
-    on_cpu: AtomicU64,
-    waits: AtomicU64,
-    awaits: AtomicU64,
-    allocations: AtomicU64,
+    on_cpu: AtomicU32,
+    waits: AtomicU32,
+    awaits: AtomicU32,
+    allocations: AtomicU32,
 }
 
 impl AtomicSampleCounts {
-    fn all(&self) -> [&AtomicU64; 4] {
+    fn all(&self) -> [&AtomicU32; 4] {
         let Self { on_cpu, waits, awaits, allocations } = self;
         [on_cpu, waits, awaits, allocations]
     }
@@ -77,7 +77,7 @@ impl AtomicSampleCounts {
 
     pub(super) fn load(&self) -> SampleCounts {
         let [on_cpu, waits, awaits, allocations] =
-            self.all().map(|count| count.load(Ordering::Relaxed));
+            self.all().map(|count| count.load(Ordering::Relaxed).into());
         SampleCounts { on_cpu, waits, awaits, allocations }
     }
 
@@ -85,7 +85,8 @@ impl AtomicSampleCounts {
         let SampleCounts { on_cpu, waits, awaits, allocations } = more;
         for (count, more) in self.all().into_iter().zip([on_cpu, waits, awaits, allocations]) {
             if more > 0 {
-                count.fetch_add(more, Ordering::Relaxed);
+                let add = |sum: u32| sum.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+                _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(add(sum)));
             }
         }
     }

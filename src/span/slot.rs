@@ -355,11 +355,11 @@ impl Slot {
     }
 
     /// Adds idle time that is explained. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_await(&self, key: u64, await_ns: u64, delay_ns: u64) {
+    pub(crate) fn count_await(&self, key: u64, more: [u64; 3]) {
         let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
         if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
             self.set_once(COUNTED);
-            self.counts.add_await(key, await_ns, delay_ns);
+            self.counts.add_await(key, more);
         }
     }
 

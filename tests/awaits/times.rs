@@ -238,6 +238,27 @@ fn who_holds_what_a_future_awaits_is_named() {
     assert!(!awaits.iter().any(is_named), "{awaits:?}");
 }
 
+/// Its drop enters the span once more.
+#[test]
+fn a_future_that_has_ended_awaits_nothing_until_it_is_dropped() {
+    let setup = Setup::new("0ms");
+    setup.run(|| {
+        let (task, event) = (Arc::new(Task::default()), Event::default());
+        let request = async { event.wait().await };
+        let mut request = Box::pin(request.instrument(info_span!("request")).profiled());
+        assert!(task.poll(request.as_mut()).is_pending());
+        thread::sleep(30 * MS);
+        event.happen();
+        assert!(task.poll(request.as_mut()).is_ready());
+        thread::sleep(30 * MS);
+        drop(request);
+    });
+    let profile = &setup.profiles()[0];
+    let leaves: Vec<_> =
+        profile.of_kind(SampleKind::Await).map(|sample| profile.leaf(sample.leaf)).collect();
+    assert_eq!(leaves, [Some(&Leaf::Awaiting)]);
+}
+
 /// As of a connection, which is woken in the span of the request that opened it.
 #[test]
 fn who_wakes_what_others_cannot_hold_is_not_named() {

@@ -101,7 +101,7 @@ impl Watched {
         let kept = self.kept.lock().unwrap();
         // One without a profile is reported sooner.
         let mut kept: Vec<_> = kept.iter().map(|kept| &kept.spans[0]).collect();
-        kept.sort_by_key(|span| span.opened());
+        kept.sort_by_key(|span| span.facts.start());
         let times: Vec<_> = kept.iter().map(|span| *span.times()).collect();
         assert_eq!(times.len(), 2);
         for (times, (wall_ns, ran_ns)) in times.iter().zip([ran, slept]) {

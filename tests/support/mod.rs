@@ -90,7 +90,7 @@ impl Setup {
         let mut kept = self.kept();
         kept.sort_by_key(|kept| {
             let root = kept.spans.first();
-            root.map(|root| root.opened() + root.times().wall())
+            root.map(|root| root.facts.start().unwrap() + root.times().wall())
         });
         kept.iter().map(names).collect()
     }

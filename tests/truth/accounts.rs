@@ -239,11 +239,11 @@ pub(crate) fn rival(sampled: Sampled) {
                 other_had_ns = other_ns() - before_ns;
             });
         });
-        let facts = setup.kept().pop().unwrap().spans[0].facts().clone();
+        let facts = setup.kept().pop().unwrap().spans[0].facts.clone();
         let waited_ns = facts.get(Measure::Runnable).filter(|_| is_shared).unwrap_or(0);
         let said = setup.profiles().pop().map(|profile| profile.headline).unwrap_or_default();
         println!("{other_had_ns} of {waited_ns}: {said}");
-        if said.contains(" waiting for a CPU while the thread `sharing` ran for ") {
+        if said.contains(" waiting for a CPU, beside the thread `sharing`, which ran for ") {
             return;
         }
         // On a busy machine others have most of it.
@@ -280,7 +280,7 @@ pub(crate) fn runnable(sampled: Sampled) {
     let facts = |name| -> Facts {
         let kept = setup.kept();
         let mut all = kept.iter().flat_map(|kept| &kept.spans);
-        all.find(|span| span.name() == name).unwrap().facts().clone()
+        all.find(|span| span.name() == name).unwrap().facts.clone()
     };
     let lost = setup.handle.stats().waits.switches_dropped_ring_full;
     for (name, read) in ["shares", "mixed", "sleeps"].into_iter().zip(read) {
@@ -318,8 +318,12 @@ pub(crate) fn runnable(sampled: Sampled) {
         let is_titled = u128::from(ns) * 10 >= facts.times.wall().as_nanos();
         assert_eq!(profile.title.contains(" waiting for a CPU"), is_titled, "{}", profile.title);
         // What it had before the first reading does not count, and on a busy machine that may come late.
-        if let Some((_, rival)) = profile.headline.split_once(" waiting for a CPU while ") {
-            assert!(rival.starts_with("the thread `sharing` ran for "), "{}", profile.headline);
+        if let Some((_, rival)) = profile.headline.split_once(" waiting for a CPU, beside ") {
+            assert!(
+                rival.starts_with("the thread `sharing`, which ran for "),
+                "{}",
+                profile.headline
+            );
         }
         println!("the other thread had {other_had_ns}: {}", profile.headline);
     }

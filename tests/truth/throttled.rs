@@ -71,7 +71,7 @@ fn throttled_ns(group: &Path) -> u64 {
 fn facts(setup: &Setup, name: &str) -> Facts {
     let kept = setup.kept();
     let mut all = kept.iter().flat_map(|kept| &kept.spans);
-    all.find(|span| span.name() == name).unwrap().facts().clone()
+    all.find(|span| span.name() == name).unwrap().facts.clone()
 }
 
 fn sampled_by_timers(builder: Builder) -> Builder {
@@ -169,7 +169,7 @@ fn groups_that_change_leave_no_wrong_number() {
             span.in_scope(|| (0..times).for_each(|_| _ = burn(2 * MS)));
         });
         let kept = setup.kept();
-        let facts = kept.last().unwrap().spans[0].facts().clone();
+        let facts = kept.last().unwrap().spans[0].facts.clone();
         println!("{name}: {:?} {:?}", facts.get(Measure::Throttled), facts.throttling_unknown());
         facts
     };

@@ -35,7 +35,7 @@ pub(crate) fn summaries(handle: &Handle, wanted: Option<&str>) -> Vec<RouteSumma
     }
     for route in &mut routes {
         let wall_ns = |kept: &RecentlyKept| {
-            kept.kept.spans.first().map_or(0, |span| span.facts().times.wall_ns)
+            kept.kept.spans.first().map_or(0, |span| span.facts.times.wall_ns)
         };
         route.kept.sort_by_key(|kept| Reverse(wall_ns(kept)));
         route.kept.truncate(MOST_KEPT);
@@ -105,10 +105,10 @@ fn report_of(kept: &RecentlyKept) -> Option<&str> {
 fn kept_to_json(kept: &RecentlyKept) -> Value {
     let Some(span) = kept.kept.spans.first() else { return Value::Null };
     json!({
-        "time": time(span.opened()),
-        "wall_ms": ms(span.facts().times.wall_ns),
+        "time": span.facts.start().map(time),
+        "wall_ms": ms(span.facts.times.wall_ns),
         "id": kept.kept.profile.map(|id| id.to_string()),
         "file": report_of(kept),
-        "reasons": span.facts().reasons.to_string(),
+        "reasons": span.facts.reasons.to_string(),
     })
 }

@@ -141,7 +141,7 @@ impl<'a> Brief<'a> {
         };
         let functions = kinds.iter().flat_map(of_kind).map(|(_, row)| row).collect();
         let is_of_cpu = kinds.iter().any(|(_, kind)| *kind == SampleKind::OnCpu);
-        let weight_ns = profile.sampled_or_more(SampleKind::OnCpu).max(1) as f64;
+        let weight_ns = profile.on_cpu_ns().max(1) as f64;
         let own_time = profile.functions_by(SampleKind::OnCpu).into_iter().filter(|_| is_of_cpu);
         let own_time = own_time.map(|(name, ns)| (own_name(&name), ns as f64 / weight_ns));
         let own_time = own_time.filter(|(_, share)| *share >= NOTABLE).take(3).collect();

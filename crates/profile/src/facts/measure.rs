@@ -119,6 +119,8 @@ macro_rules! measures {
 }
 
 const MILLISECOND: u64 = 1_000_000;
+/// From then on, their number says something.
+const MANY_AWAITS: u64 = 50;
 const NOT_ZERO: fn(&Facts) -> u64 = |_| 1;
 
 measures! {
@@ -178,6 +180,9 @@ measures! {
     /// [`TimeBreakdown::scheduling_delay`](crate::facts::TimeBreakdown::scheduling_delay). Condition: `delay>50ms`.
     SchedulingDelay = "scheduling_delay" Nanoseconds ["delay"] |facts| Some(facts.times.delay_ns),
         { words: "scheduling delay", part_of: Some(Measure::Idle), least: NOT_ZERO };
+    /// [`TimeBreakdown::awaits`](crate::facts::TimeBreakdown::awaits). Condition: `awaits>500`.
+    Awaits = "awaits" Count ["awaits"] |facts| Some(facts.times.awaits),
+        { words: "times pending", said_from: Some(0), least: |_| MANY_AWAITS };
     /// [`TimeBreakdown::other_spans`](crate::facts::TimeBreakdown::other_spans)
     OtherSpans = "other_spans" Nanoseconds [] |facts| Some(facts.times.other_spans_ns),
         { words: "other spans on its stack", part_of: Some(Measure::Wall), least: NOT_ZERO };

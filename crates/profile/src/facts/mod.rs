@@ -27,22 +27,30 @@ pub use split::TimeKind;
 pub use times::TimeBreakdown;
 pub use tracing_profiling_capture::{Allocations, Usage};
 
-/// The name of a span with the values of fields: `report{tenant=7}`. A request is named by method and route: `GET /cart/{id}`.
+/// The name of a span with the values of fields: `report{tenant=7}`. One with `otel.name` is named
+/// by it, as in its trace, and a request by method and route: `GET /cart/{id}`.
 pub fn name_with_fields<'a>(
     span: &str,
     fields: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> String {
-    const METHODS: [&str; 2] = ["http.request.method", "method"];
-    let value = |is_it: &dyn Fn(&str) -> bool| fields.clone().find(|(name, _)| is_it(name));
-    let request = value(&|name| METHODS.contains(&name)).zip(value(&|name| name == "http.route"));
-    let (mut name, mut end) = match request {
-        Some(((_, "_OTHER"), (_, route))) => (format!("HTTP {route}"), ""),
-        Some(((_, method), (_, route))) => (format!("{method} {route}"), ""),
-        None => (span.to_owned(), ""),
+    const OF_REQUEST: [&str; 4] = ["http.request.method", "method", "http.route", "otel.name"];
+    let [standard, method, route, of_trace] = OF_REQUEST
+        .map(|field| fields.clone().find(|(name, _)| *name == field).map(|(_, value)| value));
+    let of_trace = of_trace.filter(|name| !name.is_empty());
+    let request = match (of_trace, standard.or(method).zip(route)) {
+        (Some(name), _) => Some(name.to_owned()),
+        (None, Some(("_OTHER", route))) => Some(format!("HTTP {route}")),
+        (None, Some((method, route))) => Some(format!("{method} {route}")),
+        (None, None) => None,
     };
-    let is_in_name =
-        |name| request.is_some_and(|((method, _), (route, _))| name == method || name == route);
-    for (field, value) in fields.clone().filter(|(field, _)| !is_in_name(*field)) {
+    let is_in_name = |field: &str, value: &str| {
+        let has = |name: &String| {
+            field == "otel.name" || value == "_OTHER" || name.split(' ').any(|part| part == value)
+        };
+        OF_REQUEST.contains(&field) && request.as_ref().is_some_and(has)
+    };
+    let (mut name, mut end) = (request.clone().unwrap_or_else(|| span.to_owned()), "");
+    for (field, value) in fields.clone().filter(|(field, value)| !is_in_name(field, value)) {
         _ = write!(name, "{}{field}={value}", if end.is_empty() { "{" } else { " " });
         end = "}";
     }
@@ -130,5 +138,23 @@ impl Facts {
     /// The ids under which it is exported, if it is exported.
     pub fn ids(&self) -> Option<(TraceId, SpanId)> {
         self.trace.map(|ids| (ids.trace, ids.span))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_named_as_its_trace_is_or_by_method_and_route() {
+        let named = |fields: &[(&str, &str)]| name_with_fields("request", fields.iter().copied());
+        let (method, route) = (("http.request.method", "GET"), ("http.route", "/cart/{id}"));
+        assert_eq!(named(&[method, route, ("user", "7")]), "GET /cart/{id}{user=7}");
+        assert_eq!(named(&[("method", "_OTHER"), route]), "HTTP /cart/{id}");
+        assert_eq!(named(&[method]), "request{http.request.method=GET}");
+        let of_trace = ("otel.name", "GET /cart/{id}");
+        assert_eq!(named(&[route, of_trace]), "GET /cart/{id}");
+        assert_eq!(named(&[("http.route", "/"), of_trace]), "GET /cart/{id}{http.route=/}");
+        assert_eq!(named(&[("otel.name", ""), method, route]), "GET /cart/{id}");
     }
 }

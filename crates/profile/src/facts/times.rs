@@ -33,6 +33,9 @@ pub struct TimeBreakdown {
     pub idle_ns: u64,
     pub await_ns: u64,
     pub delay_ns: u64,
+    /// How many times its future was pending, a sum of several futures. Known as `awaiting` is: those that took less than
+    /// 50 µs together can be missing, or count for the span after.
+    pub awaits: u64,
     pub after_last_exit_ns: u64,
     pub other_spans_ns: u64,
     /// Page faults, context switches and others, read when a sample falls, or at most once per millisecond.

@@ -40,11 +40,11 @@ impl Awaits {
 }
 
 pub(super) fn sum(profile: &Profile) -> Awaits {
-    let [total_ns, delay_ns] =
-        [SampleKind::Await, SampleKind::Delay].map(|kind| profile.total(kind));
+    let awaits = profile.without_joins(SampleKind::Await);
+    let total_ns = awaits.into_iter().map(Sample::total).sum();
     Awaits {
         total: Duration::from_nanos(total_ns),
-        delay: Duration::from_nanos(delay_ns),
+        delay: Duration::from_nanos(profile.total(SampleKind::Delay)),
         delayed_by: delayed_by(profile),
         are_of_topmost: are_of_topmost(profile),
         mostly_in: mostly_in(profile),
@@ -59,7 +59,7 @@ fn place_of_program(profile: &Profile, sample: &Sample) -> String {
 fn mostly_in(profile: &Profile) -> Option<(String, Duration)> {
     let mut places: HashMap<String, u64> = HashMap::new();
     let kinds = [SampleKind::Await, SampleKind::Delay].into_iter();
-    for sample in kinds.flat_map(|kind| profile.of_kind(kind)) {
+    for sample in kinds.flat_map(|kind| profile.without_joins(kind)) {
         let entered_ms = match profile.leaf(sample.leaf) {
             Some(Leaf::AwaitingWhileEntered(ms)) => ms * sample.points.len() as u64,
             _ => 0,

@@ -147,7 +147,7 @@ impl<'a> CallTree<'a> {
             let end = self.ends.get(sample.stack.number() as usize).copied().unwrap_or_default();
             SampledCall { sample, weight: sample.total(), end }
         };
-        self.profile.of_kind(kind).map(sampled).collect()
+        self.profile.without_joins(kind).into_iter().map(sampled).collect()
     }
 
     /// Whether a function is on the stack of a sample.

@@ -116,13 +116,21 @@ impl Profile {
         Hotspots(KINDS.into_iter().filter_map(|kind| find(self, &calls, kind)).collect())
     }
 
-    /// The sum of the samples of one kind, or the on-CPU time, which can be more than they represent.
-    pub(crate) fn sampled_or_more(&self, kind: SampleKind) -> u64 {
-        let total = self.total(kind);
-        match kind {
-            SampleKind::OnCpu => self.least_on_cpu_ns().max(total),
-            _ => total,
+    /// The on-CPU time, which can be more than the samples represent.
+    pub(crate) fn on_cpu_ns(&self) -> u64 {
+        self.least_on_cpu_ns().max(self.total(SampleKind::OnCpu))
+    }
+
+    /// The samples of a kind. Awaits without those of the handles of tasks, if others are at the same time: those of the
+    /// tasks, which are deeper.
+    pub(super) fn without_joins(&self, kind: SampleKind) -> Vec<&Sample> {
+        let all: Vec<_> = self.of_kind(kind).collect();
+        if kind != SampleKind::Await {
+            return all;
         }
+        let mut others = all.clone();
+        others.retain(|it| !self.awaited(self.location_ids(it.stack)).contains("::task::join"));
+        if open_ns(&others) > open_ns(&all) / 20 * 19 { others } else { all }
     }
 
     /// What a thread was blocked in, or who held the lock, in brackets. Of what has only an address, the function that waited.
@@ -142,7 +150,9 @@ impl Profile {
     /// What the samples of one kind have by the innermost own function, and by what it was blocked in or awaited.
     pub(crate) fn own_rows(&self, kind: SampleKind) -> Vec<OwnRow> {
         let mut rows: BTreeMap<(String, String), BTreeMap<String, u64>> = BTreeMap::new();
-        for sample in self.of_kind(kind) {
+        let samples = self.without_joins(kind);
+        let sampled: u64 = samples.iter().map(|sample| sample.total()).sum();
+        for sample in samples {
             let leaf = match kind {
                 SampleKind::OffCpu => self.waited_for(sample),
                 SampleKind::Await => Some(self.awaited(self.location_ids(sample.stack))),
@@ -158,9 +168,9 @@ impl Profile {
             let locations = rows.entry((function, leaf.unwrap_or_default())).or_default();
             *locations.entry(location).or_default() += sample.total();
         }
-        let total = self.sampled_or_more(kind).max(1) as f64;
+        let total = if kind == SampleKind::OnCpu { self.on_cpu_ns() } else { sampled.max(1) };
         let row = |((function, leaf), locations): (_, BTreeMap<String, u64>)| {
-            let share = locations.values().sum::<u64>() as f64 / total;
+            let share = locations.values().sum::<u64>() as f64 / total as f64;
             let (location, _) = locations.into_iter().max_by_key(|(_, weight)| *weight)?;
             Some(OwnRow { kind, function, location, leaf, share })
         };
@@ -195,16 +205,12 @@ const NOTABLE: f64 = 0.1;
 const SEVERAL: usize = 3;
 
 fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hotspot> {
-    let samples = match kind {
-        SampleKind::Await => without_joins(profile, calls.samples(kind)),
-        _ => calls.samples(kind),
-    };
+    let samples = calls.samples(kind);
     let total: u64 = samples.iter().map(|sample| sample.weight).sum();
     if total == 0 {
         return None;
     }
-    let is_on_cpu = kind == SampleKind::OnCpu;
-    let all = if is_on_cpu { profile.sampled_or_more(kind).max(total) } else { total };
+    let all = if kind == SampleKind::OnCpu { profile.on_cpu_ns() } else { total };
     let share = |weight: u64| (weight as f64 / all as f64).min(1.0);
     let function = |number: usize, weight: u64| FunctionShare {
         name: calls.name(number).to_owned(),
@@ -319,17 +325,9 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
     None
 }
 
-/// Awaits without those of the handles of tasks, if others are at the same time: those of the tasks, which are deeper.
-fn without_joins<'a>(profile: &Profile, all: Vec<SampledCall<'a>>) -> Vec<SampledCall<'a>> {
-    let awaited = |it: &SampledCall<'_>| profile.awaited(profile.location_ids(it.sample.stack));
-    let mut others = all.clone();
-    others.retain(|it| !awaited(it).contains("::task::join"));
-    if open_ns(&others) > open_ns(&all) / 20 * 19 { others } else { all }
-}
-
 /// For how long at least one of some awaits was open.
-fn open_ns(awaits: &[SampledCall<'_>]) -> u64 {
-    let points = awaits.iter().flat_map(|it| &it.sample.points);
+fn open_ns(awaits: &[&Sample]) -> u64 {
+    let points = awaits.iter().flat_map(|sample| &sample.points);
     let mut points: Vec<_> = points.map(|it| (it.time_unix_ns, it.weight)).collect();
     points.sort_unstable();
     let add = |(open_ns, end): (u64, u64), (from, ns): (u64, u64)| {

@@ -67,7 +67,7 @@ impl Profile {
         is_wanted: impl Fn(&Sample) -> bool,
     ) -> Option<WaitSite> {
         let mut sites: BTreeMap<String, (u64, BTreeMap<[String; 3], u64>)> = BTreeMap::new();
-        for sample in self.of_kind(kind).filter(|sample| is_wanted(sample)) {
+        for sample in self.without_joins(kind).into_iter().filter(|sample| is_wanted(sample)) {
             let frames = self.code_of(self.location_ids(sample.stack));
             let call = match kind {
                 SampleKind::Await => (!frames.is_empty()).then(|| awaits::awaited(&frames)),

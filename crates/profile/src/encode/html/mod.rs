@@ -24,7 +24,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "xeKlKPqsWbwhArCjyQKy2jSrgla9wReWG6q2MrlvQb4=";
+const SCRIPT_HASH: &str = "QZbjhVyuOEzhO1d2wjKhZ75gwvAnCS7X5lIhQTxtVqE=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

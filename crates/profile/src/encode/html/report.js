@@ -2137,7 +2137,8 @@ function coverageLines(main) {
       ...allocatedLines(sums[ALLOCATED]),
     ];
   const cpu = sum((span) => Math.max(span.subtree_on_cpu, span.on_cpu)),
-    offCpu = sum((span) => span.off_cpu),
+    ready = sum(({ split }) => sumOver(split, ([[kind], ns]) => (kind === 'runnable' ? ns : 0))),
+    offCpu = sum((span) => span.off_cpu) - ready,
     isWhole = spans.every((span) => span.subtree_on_cpu === span.on_cpu),
     lines = [];
   const isBad = (part, whole) => (part < whole * 0.9 && whole - part > main.wall * 0.02 ? 'bad' : '');
@@ -2147,7 +2148,7 @@ function coverageLines(main) {
   ]);
   // Off-CPU time is that of the spans themselves, and waits are those of their child spans as well.
   if (isWhole && (sums[1] > 0 || offCpu > main.wall * 0.01)) {
-    lines.push([isBad(sums[1], offCpu), `Waits with a stack: ${duration(sums[1])} of ${duration(offCpu)} off-CPU.`]);
+    lines.push([isBad(sums[1], offCpu), `Waits with a stack: ${duration(sums[1])} of ${duration(offCpu)} blocked.`]);
   } else if (sums[1] > 0) {
     lines.push(['', `Waits with a stack: ${duration(sums[1])}, with child spans on other threads.`]);
   }
