@@ -155,9 +155,9 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
 fn route_of<B>(request: &Request<B>) -> u64 {
     #[cfg(feature = "axum")]
     if let Some(route) = request.extensions().get::<axum::extract::MatchedPath>() {
-        return hash_of(&(request.method(), route.as_str()));
+        return hash_of((request.method(), route.as_str()));
     }
-    hash_of(&(request.method(), is_grpc(request).then(|| request.uri().path())))
+    hash_of((request.method(), is_grpc(request).then(|| request.uri().path())))
 }
 
 fn is_grpc<B>(request: &Request<B>) -> bool {
