@@ -161,7 +161,7 @@ impl HttpClient {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "grpc", feature = "http"))]
 mod tests {
     use futures::FutureExt;
     use http_body_util::BodyExt;
