@@ -103,21 +103,10 @@ where
         };
         let created = spans_created();
         let future = span.in_scope(|| self.inner.call(request)).profiled().instrument(span);
-        let watched = at.filter(|_| known == Some(UNKNOWN)).map(|at| Watched {
-            routes: Arc::clone(&self.routes),
-            at,
-            has_spans: spans_created() != created,
-        });
+        let watched = at.filter(|_| known == Some(UNKNOWN));
+        let watched = watched.map(|at| (Arc::clone(&self.routes), at, spans_created() != created));
         ResponseFuture { future, watched }
     }
-}
-
-/// The first request of a route, before its first poll.
-#[derive(Debug)]
-struct Watched {
-    routes: Routes,
-    at: usize,
-    has_spans: bool,
 }
 
 pin_project! {
@@ -127,7 +116,8 @@ pin_project! {
     pub struct ResponseFuture<F> {
         #[pin]
         future: Instrumented<Profiled<F>>,
-        watched: Option<Watched>,
+        // Of the first request of a route, before its first poll: its place, and whether there was a span of others.
+        watched: Option<(Routes, usize, bool)>,
     }
 }
 
@@ -138,7 +128,7 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
         let mut this = self.project();
         let created = spans_created();
         let polled = this.future.as_mut().poll(context);
-        if let Some(Watched { routes, at, has_spans }) = this.watched.take() {
+        if let Some((routes, at, has_spans)) = this.watched.take() {
             let has_spans = has_spans || spans_created() != created;
             let known = if has_spans { HAS_SPANS } else { HAS_NONE };
             _ = routes.get(at).map(|route| route.store(known, Ordering::Relaxed));

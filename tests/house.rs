@@ -608,11 +608,11 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_477;
+const TOTAL: usize = 59_458;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3222),
+    (".", "(top)", 3212),
     (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1698),
@@ -626,7 +626,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "otel", 1120),
     (".", "publish", 2066),
     (".", "references", 772),
-    (".", "report", 1348),
+    (".", "report", 1339),
     (".", "sinks", 1946),
     (".", "span", 5203),
     (".", "symbols", 1982),

@@ -175,10 +175,7 @@ fn fitting(text: String) -> String {
 
 /// Steps that leave out parts of a text, what says least first. Those after the fourth shorten paths.
 const STEPS: [fn(&str) -> String; 9] = [
-    |text| {
-        let left = without(&format!("{text};"), "; the samples represent ", &[";"]);
-        left.trim_end_matches(';').to_owned()
-    },
+    |text| without(text, "; the samples represent ", &[";"]),
     without_callees,
     |text| text.replace(", 100 % in ", " in "),
     |text| without(text, ", called by ", &[")", ";", ", until"]),
@@ -194,10 +191,7 @@ fn shortened(mut text: String, most: usize) -> String {
     // Of a deadlock, what stands between the names.
     const OF_DEADLOCK: [fn(&str) -> String; 2] = [
         |text| without(text, " 0x", &[" of "]),
-        |text| {
-            let ended = without(&format!("{text};"), " (thread ", &[" waits", ",", ";"]);
-            ended.trim_end_matches(';').to_owned()
-        },
+        |text| without(text, " (thread ", &[" waits", ",", ";"]),
     ];
     for step in STEPS.iter().take(most) {
         if is_long(&text) {
@@ -234,16 +228,13 @@ fn unquoted(text: &str, change: fn(&str) -> String) -> String {
     all + &change(rest)
 }
 
-/// Without each part from `begin` up to the first of `ends`.
+/// Without each part from `begin` up to the first of `ends`, or to the end.
 fn without(text: &str, begin: &str, ends: &[&str]) -> String {
     let mut parts = text.split(begin);
     let mut left = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let end = ends.iter().filter_map(|end| part.find(end)).min();
-        match end.and_then(|end| part.get(end..)) {
-            Some(rest) => left += rest,
-            None => left = left + begin + part,
-        }
+        left += end.and_then(|end| part.get(end..)).unwrap_or_default();
     }
     left
 }
@@ -978,6 +969,12 @@ mod tests {
         assert_eq!(line(&kept), format!("kept `test`: {awaited}"));
         kept.awaits.total = ms(900);
         assert!(line(&kept).starts_with(&format!("{head}: 900 ms awaiting, 100 %")), "not all");
+        for (awaits, often) in [(49, ""), (812, " (pending 812 times)")] {
+            kept.spans[0].facts.times.awaits = awaits;
+            let said = line(&kept);
+            assert!(said.contains(&format!(" awaiting{often}, 100 % in shop::fetch")), "{said}");
+        }
+        kept.spans[0].facts.times.awaits = 0;
         // Samples of short awaits are estimates, and no more than its idle time.
         kept.awaits = Awaits { total: ms(1_230), ..kept.awaits };
         let part = awaited.replace("1.18 s", "1.20 s").split(';').next().unwrap().to_owned();

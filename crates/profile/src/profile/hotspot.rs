@@ -950,6 +950,13 @@ mod tests {
         };
         let fetched = "100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep::Sleep";
         assert_eq!([said([580, 15]), said([599, 599])], [fetched; 2]);
+        let mut samples = Samples::new();
+        samples.add(SampleKind::Await, Leaf::Awaiting, &[join, HANDLE], &[600 * MS]);
+        samples.add(SampleKind::Await, Leaf::Awaiting, &[sleep, fetch], &[599 * MS]);
+        samples.said(SampleKind::Await);
+        assert_eq!(samples.0.awaits().total.as_millis(), 599);
+        let rows = samples.0.own_rows(SampleKind::Await);
+        assert!(rows.len() == 1 && rows[0].share == 1.0, "{rows:?}");
         // The other time is not explained by what it joins.
         let joined = said([300, 299]);
         assert!(joined.contains("50 % in shop::handle (src/main.rs:9)"), "{joined}");
