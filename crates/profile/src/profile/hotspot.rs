@@ -58,6 +58,22 @@ impl Hotspot {
     pub fn share(&self) -> Option<f64> {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
+
+    /// For where space is short: without callers, what functions call, and parts of the paths of foreign code.
+    fn brief(&self) -> Self {
+        let mut brief = Self { callers: Vec::new(), ..self.clone() };
+        brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
+        for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
+            let parts: Vec<_> = function.name.split("::").collect();
+            if let [of, _, .., outer, last] = parts.as_slice()
+                && function.location.is_empty()
+                && !function.name.contains(['<', '[', ' '])
+            {
+                function.name = format!("{of}::{outer}::{last}");
+            }
+        }
+        brief
+    }
 }
 
 /// A function and its share of something.
@@ -95,6 +111,12 @@ impl Hotspots {
                 *until += &format!(" after {place}");
             }
         }
+    }
+
+    /// For where space is short: with less detail.
+    #[must_use]
+    pub fn brief(&self) -> Self {
+        Self(self.iter().map(Hotspot::brief).collect())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
