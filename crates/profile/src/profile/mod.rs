@@ -29,7 +29,7 @@ pub use attribute::{Attribute, Value};
 #[cfg(feature = "firefox")]
 pub(crate) use awaits::await_place;
 pub use awaits::{Awaits, BEFORE_ERROR};
-pub(crate) use awaits::{SAMPLED_AWAIT_NS, own_name, unexplained_idle};
+pub(crate) use awaits::{SAMPLED_AWAIT_NS, own_name};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::CodeOrigin;
 pub use code_origin::{LINKAGE, is_of_dependency};
