@@ -150,10 +150,10 @@ impl Directory {
     fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
         // Checked first: nothing is removed for a profile that cannot fit.
         if new > self.quota_bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                OverQuota { new, quota: self.quota_bytes },
-            ));
+            let quota = self.quota_bytes;
+            let problem =
+                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
+            return Err(io::Error::other(problem));
         }
         self.make_room(new);
         let mut written = write();
@@ -258,16 +258,9 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The profile alone is larger than the quota.
-#[derive(Debug, thiserror::Error)]
-#[error("a profile of {new} bytes does not fit: raise the quota ({quota})")]
-struct OverQuota {
-    new: u64,
-    quota: u64,
-}
-
+/// The profile alone is larger than the quota. Errors of the system have nothing inside.
 fn is_over_quota(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|error| error.is::<OverQuota>())
+    error.get_ref().is_some()
 }
 
 /// A profile that is stored in the directory.
