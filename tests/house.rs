@@ -18,7 +18,7 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their maximum fields and files, 0 where the limit holds. Lower an entry when its type has
 /// shrunk.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Builder", 27, 3),
+    ("Builder", 26, 3),
     ("Handle", 0, 4),
     ("Profile", 0, 4),
     ("Slot", 23, 0),
