@@ -153,6 +153,7 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     let mut separator = ": ";
     // The more a reason explains, the earlier it stands.
     for (reason, in_brief) in reasons_of(kept).zip(reasons_of(&brief)) {
+        let in_brief = in_brief.replace(", 100 % in ", " in ");
         let longer = format!("{short}{separator}{in_brief}");
         if separator == ": " || !is_long(&longer) {
             (whole, short) = (format!("{whole}{separator}{reason}"), longer);

@@ -59,19 +59,26 @@ impl Hotspot {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
 
-    /// For where space is short: without callers, what functions call, and parts of the paths of foreign code.
+    /// For where space is short: without callers, what functions call, the crate of own functions, which have a place, and
+    /// parts of the paths of others.
     fn brief(&self) -> Self {
         let mut brief = Self { callers: Vec::new(), ..self.clone() };
         brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
+        let own = self.functions.iter().find(|function| !function.location.is_empty());
+        let of = own.and_then(|own| own.name.split_inclusive("::").next()).unwrap_or("\0");
+        let own = |text: &str| text.replace(of, "").replace("(src/", "(");
         for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
             let parts: Vec<_> = function.name.split("::").collect();
-            if let [of, _, .., outer, last] = parts.as_slice()
-                && function.location.is_empty()
+            if !function.location.is_empty() {
+                let location = function.location.trim_start_matches("src/").to_owned();
+                (function.name, function.location) = (own(&function.name), location);
+            } else if let [of, _, .., outer, last] = parts.as_slice()
                 && !function.name.contains(['<', '[', ' '])
             {
                 function.name = format!("{of}::{outer}::{last}");
             }
         }
+        brief.until = brief.until.map(|until| own(&until));
         brief
     }
 }
