@@ -133,13 +133,14 @@ pub(crate) fn is_on() -> bool {
 #[cfg(feature = "tower")]
 pub(crate) fn add_route(names: [(&'static str, Option<&str>); 2]) {
     tracing::dispatcher::get_default(|dispatch| {
-        let _uncounted = SuspendCounting::begin();
-        let current = dispatch.current_span();
+        let engine =
+            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
+        let (_uncounted, current) = (SuspendCounting::begin(), dispatch.current_span());
         let registry = dispatch.downcast_ref::<Registry>();
         let span = registry.and_then(|registry| registry.span(current.id()?));
-        let Some(span) = span else { return };
+        let Some((engine, span)) = engine.zip(span) else { return };
         if let Some(values) = span.extensions_mut().get_mut::<FieldValues>() {
-            values.add_route(names);
+            values.add_route(names, &engine.callsites.shown_fields);
         }
     });
 }

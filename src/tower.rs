@@ -155,17 +155,19 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 /// The fields that name a request. A client can send any path: an axum router has accepted a matched one, and a server of
 /// gRPC has names in its path.
 fn names_of<B>(request: &Request<B>) -> [(&'static str, Option<&str>); 2] {
-    if is_grpc(request) {
-        let path = request.uri().path().trim_start_matches('/').split_once('/');
-        return [("rpc.service", path.map(|it| it.0)), ("rpc.method", path.map(|it| it.1))];
-    }
-    let route = None;
+    let route: Option<&str> = None;
     #[cfg(feature = "axum")]
     let route = request
         .extensions()
         .get::<axum::extract::MatchedPath>()
         .map(|path| path.as_str())
         .or(route);
+    // The route of a service is `/shop.Cart/{*rest}`.
+    let may_be_rpc = route.is_none_or(|route| !route.contains('{') || route.ends_with("/{*rest}"));
+    if is_grpc(request) && may_be_rpc {
+        let path = request.uri().path().trim_start_matches('/').split_once('/');
+        return [("rpc.service", path.map(|it| it.0)), ("rpc.method", path.map(|it| it.1))];
+    }
     [("http.request.method", Some(request.method().as_str())), ("http.route", route)]
 }
 

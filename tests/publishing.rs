@@ -81,6 +81,10 @@ impl Log {
         let text = String::from_utf8(self.text.lock().unwrap().clone()).unwrap();
         text.lines().filter(|line| line.contains(&format!("kept `{name}`"))).count()
     }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.text.lock().unwrap().clone()).unwrap()
+    }
 }
 
 /// An exporter behind a door.

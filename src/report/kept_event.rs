@@ -136,7 +136,7 @@ fn head(span: &KeptSpan) -> String {
     format!("kept `{}`{open}", span.facts.name())
 }
 
-/// What was kept, what explains most of its time, and why there is no profile.
+/// What was kept, what explains most of its time, and why there is no profile: whole, or where that is too long in brief.
 fn message(first: &KeptSpan, kept: &Kept) -> String {
     let no_profile = kept.profile.is_none().then(|| {
         match kept.spans.iter().find_map(|span| span.profile().err()) {
@@ -144,23 +144,43 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
             None => "no profile: it could not be exported".to_owned(),
         }
     });
-    let reasons_of = |kept: &Kept| {
-        reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile.clone())
-    };
+    let no_profile = no_profile.as_deref();
+    let (whole, said, is_all) = line(first, kept, no_profile);
+    if is_all && !is_long(&whole) {
+        return whole;
+    }
     let coverage = kept.coverage.filter(|_| kept.hotspot(SampleKind::OnCpu).is_none());
-    let brief = Kept { hotspots: kept.hotspots.brief(), coverage, ..kept.clone() };
-    let (mut whole, mut short) = (head(first), head(first));
-    let mut separator = ": ";
-    // The more a reason explains, the earlier it stands.
-    for (reason, in_brief) in reasons_of(kept).zip(reasons_of(&brief)) {
-        let in_brief = in_brief.replace(", 100 % in ", " in ");
-        let longer = format!("{short}{separator}{in_brief}");
-        if separator == ": " || !is_long(&longer) {
-            (whole, short) = (format!("{whole}{separator}{reason}"), longer);
-            separator = "; ";
+    let brief = |has_crate| {
+        let brief = Kept { hotspots: kept.hotspots.brief(has_crate), coverage, ..kept.clone() };
+        let mut first = first.clone();
+        // Of an error, what it says is worth more than its place; a panic has both.
+        let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
+        first.facts.error_at.take_if(|_| first.error.as_ref().is_some_and(is_said));
+        let (line, said, _) = line(&first, &brief, no_profile);
+        (line.replace(", 100 % in ", " in "), said)
+    };
+    let (with_crate, more) = brief(true);
+    let best = if more > said || is_long(&whole) { with_crate } else { whole };
+    // Beside code that is named, a lesser reason is worth no path.
+    match is_long(&best) || !best.contains(" in ") {
+        true => fitting(brief(false).0),
+        false => best,
+    }
+}
+
+/// Says the reasons that fit, of which the first one always does: the more one explains, the earlier it stands. How many
+/// these are, and whether they are all.
+fn line(first: &KeptSpan, kept: &Kept, no_profile: Option<&str>) -> (String, usize, bool) {
+    let (mut line, mut said, mut is_all) = (head(first), 0, true);
+    let reasons = reasons(first, kept, first.error.as_ref()).into_iter();
+    for reason in reasons.chain(no_profile.map(str::to_owned)) {
+        let longer = format!("{line}{}{reason}", if said == 0 { ": " } else { "; " });
+        match said > 0 && is_long(&longer) {
+            true => is_all = false,
+            false => (line, said) = (longer, said + 1),
         }
     }
-    fitting(if is_long(&whole) { short } else { whole })
+    (line, said, is_all)
 }
 
 fn is_long(text: &str) -> bool {
@@ -289,7 +309,8 @@ fn waits(kept: &Kept, blocked_ns: u64) -> Option<String> {
     let hotspot = kept.hotspot(SampleKind::OffCpu).filter(|_| blocked_ns > 0);
     let blocking = in_async.as_ref().filter(|_| blocked_ns > 0).map(|site| {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
-        let is_there = named == site.function;
+        // In a long line the function is without its crate.
+        let is_there = !named.is_empty() && site.function.ends_with(&named);
         let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
         let time = Ns(nanoseconds(*in_async_total).min(blocked_ns));
         (is_there, format!("{time} blocking its executor{place}"))
