@@ -16,20 +16,6 @@ use crate::text::{around, line_of};
 #[derive(Clone)]
 pub struct Error(Problem);
 
-/// The kind of an [`Error`]; see [`Error::kind`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// A directive or a variable is invalid.
-    Configuration,
-    /// The system refused a required resource. The source is the system's error.
-    System,
-    /// The memory limits of the process are too low to start.
-    OutOfMemory,
-    /// The layer was dropped or shut down.
-    Ended,
-}
-
 #[derive(Clone, Debug, thiserror::Error)]
 enum Problem {
     #[error("cannot read {what}: {problem}\n  {line}\n  {}^", " ".repeat(*before))]
@@ -110,16 +96,6 @@ impl Error {
 
     pub(crate) fn ended() -> Self {
         Self(Problem::Ended)
-    }
-
-    /// The kind of error.
-    pub fn kind(&self) -> ErrorKind {
-        match self.0 {
-            Problem::Text { .. } | Problem::Setting(_) => ErrorKind::Configuration,
-            Problem::Thread(_) => ErrorKind::System,
-            Problem::NoMemory { .. } => ErrorKind::OutOfMemory,
-            Problem::Ended => ErrorKind::Ended,
-        }
     }
 }
 
@@ -254,7 +230,6 @@ mod tests {
     #[test]
     fn the_system_error_is_the_source() {
         let error = Error::thread(io::Error::from(io::ErrorKind::WouldBlock));
-        assert_eq!(error.kind(), ErrorKind::System);
         let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
         assert_eq!(source.unwrap().kind(), io::ErrorKind::WouldBlock);
         assert!(Error::ended().source().is_none());

@@ -129,6 +129,22 @@ pub(crate) fn is_on() -> bool {
     })
 }
 
+/// Adds what names a request to the shown fields of the current span.
+#[cfg(feature = "tower")]
+pub(crate) fn add_route(names: [(&'static str, Option<&str>); 2]) {
+    tracing::dispatcher::get_default(|dispatch| {
+        let engine =
+            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
+        let (_uncounted, current) = (SuspendCounting::begin(), dispatch.current_span());
+        let registry = dispatch.downcast_ref::<Registry>();
+        let span = registry.and_then(|registry| registry.span(current.id()?));
+        let Some((engine, span)) = engine.zip(span) else { return };
+        if let Some(values) = span.extensions_mut().get_mut::<FieldValues>() {
+            values.add_route(names, &engine.callsites.shown_fields);
+        }
+    });
+}
+
 /// The response of a request is ready, whose span is that one or, if there is none, the current one. Marks the innermost
 /// profiled span that it is in as failed if the server has, as `failure` says.
 #[cfg(feature = "tower")]

@@ -2,44 +2,57 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-/// What layers share with threads that know only a layer's number. A list without a lock can be used in an allocator,
-/// and in the child of a fork. Its entries are never freed, as gates are.
+/// Values that are never freed. A list without a lock can be used in an allocator, and in the child of a fork.
 #[derive(Debug)]
-pub(crate) struct Layers<T: 'static> {
-    first: OnceLock<&'static Entry<T>>,
-}
+pub(crate) struct List<T: 'static>(OnceLock<&'static Entry<T>>);
 
 #[derive(Debug)]
 struct Entry<T: 'static> {
-    number: u32,
-    of_layer: Weak<T>,
+    value: T,
     next: OnceLock<&'static Self>,
 }
 
-impl<T: Send + Sync> Layers<T> {
+impl<T> List<T> {
     pub(crate) const fn new() -> Self {
-        Self { first: OnceLock::new() }
+        Self(OnceLock::new())
+    }
+
+    pub(crate) fn push(&self, value: T) -> &'static T {
+        let entry: &Entry<T> = Box::leak(Box::new(Entry { value, next: OnceLock::new() }));
+        let end = || self.entries().last().map_or(&self.0, |last| &last.next);
+        while end().set(entry).is_err() {}
+        &entry.value
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'static T> {
+        self.entries().map(|entry| &entry.value)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &'static Entry<T>> {
+        std::iter::successors(self.0.get().copied(), |entry| entry.next.get().copied())
+    }
+}
+
+/// What layers share with threads that know only a layer's number.
+#[derive(Debug)]
+pub(crate) struct Layers<T: 'static>(List<(u32, Weak<T>)>);
+
+impl<T> Layers<T> {
+    pub(crate) const fn new() -> Self {
+        Self(List::new())
     }
 
     pub(crate) fn add(&self, number: u32, of_layer: &Arc<T>) {
-        let of_layer = Arc::downgrade(of_layer);
-        let entry: &Entry<T> =
-            Box::leak(Box::new(Entry { number, of_layer, next: OnceLock::new() }));
-        let end = || self.entries().last().map_or(&self.first, |last| &last.next);
-        while end().set(entry).is_err() {}
+        self.0.push((number, Arc::downgrade(of_layer)));
     }
 
     /// Returns what the layer with this number shares, unless the layer has been dropped.
     pub(crate) fn get(&self, number: u32) -> Option<Arc<T>> {
-        self.entries().find(|entry| entry.number == number)?.of_layer.upgrade()
+        self.0.iter().find(|(other, _)| *other == number)?.1.upgrade()
     }
 
     /// Returns what the layers share that have not been dropped.
     pub(crate) fn all(&self) -> impl Iterator<Item = Arc<T>> {
-        self.entries().filter_map(|entry| entry.of_layer.upgrade())
-    }
-
-    fn entries(&self) -> impl Iterator<Item = &'static Entry<T>> {
-        std::iter::successors(self.first.get().copied(), |entry| entry.next.get().copied())
+        self.0.iter().filter_map(|(_, of_layer)| of_layer.upgrade())
     }
 }

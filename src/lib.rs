@@ -169,7 +169,7 @@ struct Readme;
 pub use awaits::{Profiled, ProfiledExt, queued};
 pub use config::Builder;
 pub use engine::{CancelProfile, ProfileKind, StartedProfile};
-pub use error::{Error, ErrorKind, FlushError, FlushStage, ProfileError};
+pub use error::{Error, FlushError, FlushStage, ProfileError};
 #[cfg(feature = "_otlp")]
 #[cfg_attr(docsrs, doc(cfg(any(feature = "otlp-grpc", feature = "otlp-http"))))]
 pub use export::{Compression, OtlpBuilder, OtlpExporter, Protocol};

@@ -16,14 +16,15 @@ use tracing::{Span, info_span};
 
 use crate::awaits::{Profiled, ProfiledExt};
 use crate::ids::hash_of;
-use crate::layer::{is_on, note_response};
+use crate::layer::{add_route, is_on, note_response};
 use crate::span::{innermost_span, spans_created};
 
 /// Wraps the future of each request in [`Profiled`], and opens a span for requests that have none.
 ///
 /// A request that is in no profiled span, for example because `TraceLayer` of tower-http creates `DEBUG` spans and nothing
 /// wants these, gets one at `INFO`: `request`, target `tracing_profiling::request`, with the fields `http.request.method`
-/// and, with the feature `axum` in a router, `http.route`. Requests of gRPC have `rpc.service` and `rpc.method` instead.
+/// and, with the feature `axum` in a router, `http.route`. Requests of gRPC have `rpc.service` and `rpc.method` instead. The
+/// span of a request that shows its method and no route, as those of `TraceLayer`, is named by these, too.
 ///
 /// A response with a status of 500 and above fails the span of its request, so that the condition `error` keeps it. So does
 /// a `grpc-status` that is the server's fault (`UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`,
@@ -94,8 +95,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let is_missing = is_on() && innermost_span().is_none();
-        let at = is_missing.then(|| usize::try_from(route_of(&request) % ROUTES).unwrap_or(0));
+        let has_span = innermost_span().is_some();
+        if has_span {
+            add_route(names_of(&request));
+        }
+        let is_missing = !has_span && is_on();
+        let at =
+            is_missing.then(|| usize::try_from(hash_of(names_of(&request)) % ROUTES).unwrap_or(0));
         let known = at.and_then(|at| Some(self.routes.get(at)?.load(Ordering::Relaxed)));
         let span = match known {
             Some(UNKNOWN | HAS_NONE) => span_of(&request),
@@ -141,18 +147,28 @@ impl<T, E, F: Future<Output = Result<Response<T>, E>>> Future for ResponseFuture
     }
 }
 
-/// A hash of method and route; of gRPC, where a client may send any path, of that.
-fn route_of<B>(request: &Request<B>) -> u64 {
-    #[cfg(feature = "axum")]
-    if let Some(route) = request.extensions().get::<axum::extract::MatchedPath>() {
-        return hash_of((request.method(), route.as_str()));
-    }
-    hash_of((request.method(), is_grpc(request).then(|| request.uri().path())))
-}
-
 fn is_grpc<B>(request: &Request<B>) -> bool {
     let content_type = request.headers().get(http::header::CONTENT_TYPE);
     content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// The fields that name a request. A client can send any path: an axum router has accepted a matched one, and a server of
+/// gRPC has names in its path.
+fn names_of<B>(request: &Request<B>) -> [(&'static str, Option<&str>); 2] {
+    let route: Option<&str> = None;
+    #[cfg(feature = "axum")]
+    let route = request
+        .extensions()
+        .get::<axum::extract::MatchedPath>()
+        .map(|path| path.as_str())
+        .or(route);
+    // The route of a service is `/shop.Cart/{*rest}`.
+    let may_be_rpc = route.is_none_or(|route| !route.contains('{') || route.ends_with("/{*rest}"));
+    if is_grpc(request) && may_be_rpc {
+        let path = request.uri().path().trim_start_matches('/').split_once('/');
+        return [("rpc.service", path.map(|it| it.0)), ("rpc.method", path.map(|it| it.1))];
+    }
+    [("http.request.method", Some(request.method().as_str())), ("http.route", route)]
 }
 
 fn span_of<B>(request: &Request<B>) -> Span {
@@ -166,19 +182,8 @@ fn span_of<B>(request: &Request<B>) -> Span {
         // As of `#[profiled]`: wanted also if no other layer wants it.
         "tracing_profiling" = Empty,
     );
-    // A client can send any path. An axum router has accepted a matched one; a server of gRPC has names in its path.
-    if is_grpc(request) {
-        if let Some((service, method)) =
-            request.uri().path().trim_start_matches('/').split_once('/')
-        {
-            span.record("rpc.service", service).record("rpc.method", method);
-        }
-        return span;
-    }
-    span.record("http.request.method", request.method().as_str());
-    #[cfg(feature = "axum")]
-    if let Some(route) = request.extensions().get::<axum::extract::MatchedPath>() {
-        span.record("http.route", route.as_str());
+    for (name, value) in names_of(request) {
+        span.record(name, value);
     }
     span
 }

@@ -18,7 +18,7 @@ const MOST_FILES: usize = 2;
 /// Types above these limits: their maximum fields and files, 0 where the limit holds. Lower an entry when its type has
 /// shrunk.
 const LARGER: &[(&str, usize, usize)] = &[
-    ("Builder", 27, 3),
+    ("Builder", 26, 3),
     ("Handle", 0, 4),
     ("Profile", 0, 4),
     ("Slot", 23, 0),
@@ -608,43 +608,43 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_458;
+const TOTAL: usize = 59_135;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3212),
+    (".", "(top)", 3222),
     (".", "allocations", 243),
     (".", "assemble", 1088),
     (".", "awaits", 1698),
     (".", "collect", 1086),
-    (".", "config", 1019),
-    (".", "engine", 947),
+    (".", "config", 1009),
+    (".", "engine", 925),
     (".", "history", 489),
     (".", "inbox", 275),
     (".", "intake", 538),
-    (".", "keep", 3541),
+    (".", "keep", 3560),
     (".", "otel", 1120),
     (".", "publish", 2066),
     (".", "references", 772),
-    (".", "report", 1339),
+    (".", "report", 1269),
     (".", "sinks", 1946),
     (".", "span", 5203),
     (".", "symbols", 1982),
     (".", "threads", 2696),
-    (".", "watch", 1265),
+    (".", "watch", 1264),
     ("crates/capture", "(top)", 229),
     ("crates/capture", "drain", 1008),
-    ("crates/capture", "sampler", 2252),
-    ("crates/capture", "sys", 6458),
+    ("crates/capture", "sampler", 2225),
+    ("crates/capture", "sys", 6363),
     ("crates/capture", "unwind", 3031),
     ("crates/otlp", "(top)", 1395),
     ("crates/profile", "(top)", 561),
     ("crates/profile", "compare", 1169),
-    ("crates/profile", "encode", 2546),
-    ("crates/profile", "export", 1129),
-    ("crates/profile", "facts", 1357),
-    ("crates/profile", "profile", 3652),
-    ("crates/profile", "redact", 376),
+    ("crates/profile", "encode", 2493),
+    ("crates/profile", "export", 1070),
+    ("crates/profile", "facts", 1363),
+    ("crates/profile", "profile", 3654),
+    ("crates/profile", "redact", 353),
     ("crates/server", "(top)", 1355),
     ("macros", "(top)", 415),
 ];

@@ -249,11 +249,15 @@ fn requests_without_a_profiled_span_get_one_and_responses_say_whether_they_faile
 fn requests_with_a_profiled_span_get_no_other_one() {
     let spans = || DefaultMakeSpan::new().level(tracing::Level::INFO);
     let info = || TraceLayer::new_for_http().make_span_with(spans()).on_failure(());
-    let of = |method: &str| ("request".to_owned(), vec![("method", method.to_owned())], true);
-    assert_eq!(
-        kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())),
-        [[of("GET"), of("POST")], [of("GET"), of("POST")]].concat()
-    );
+    let of = |fields: &[(&'static str, &str)]| {
+        let fields = fields.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        ("request".to_owned(), fields.collect(), true)
+    };
+    // They have no route of their own.
+    let http = of(&[("method", "GET"), ("http.route", "/broken")]);
+    let grpc = of(&[("method", "POST"), ("rpc.service", "shop.Cart"), ("rpc.method", "Get")]);
+    let expected = [http.clone(), grpc.clone(), http, grpc];
+    assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())), expected);
     // Outside of it there is another one of the first request, which the response fails.
     let names = kept_of(|app| app.layer(info()).layer(AwaitsLayer::new()));
     let routes = names.iter().map(|(_, fields, _)| fields.last().unwrap().1.as_str());

@@ -57,8 +57,6 @@ pub struct Builder {
     pub(super) on_kept: Option<OnKept>,
     pub(super) shown_fields: ShownFields,
     pub(super) redaction: Redaction,
-    /// The redaction that the environment sets. It adds to `redaction`, whichever was set first.
-    pub(super) env_redaction: Redaction,
     pub(super) symbols: bool,
     /// The first setting with which no layer can be built.
     pub(super) invalid: Option<Error>,
@@ -120,7 +118,6 @@ impl Builder {
             on_kept: None,
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
-            env_redaction: Redaction::new(),
             alloc_sample_interval: DEFAULT_ALLOC_SAMPLE_BYTES,
             heap: false,
             symbols: cfg!(feature = "symbols"),
@@ -358,11 +355,11 @@ impl Builder {
         Self { shown_fields: ShownFields::new(names), ..self }
     }
 
-    /// What is removed from names before they leave the process. By default absolute paths are shortened. What the
-    /// environment hides is hidden as well, in whichever order this and [`with_env`](Self::with_env) are called.
+    /// What else is removed from names before they leave the process. By default absolute paths are shortened. What one
+    /// call hides is hidden, whatever others or the environment say.
     #[must_use]
     pub fn redact(self, redaction: Redaction) -> Self {
-        Self { redaction, ..self }
+        Self { redaction: self.redaction.and(redaction), ..self }
     }
 
     /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses,
@@ -389,14 +386,6 @@ impl Builder {
     #[must_use]
     pub fn heap(self, heap: bool) -> Self {
         Self { heap, ..self }
-    }
-
-    /// Changes what the environment adds to the redaction set in code: it can hide more, but not less.
-    pub(super) fn also_redact(
-        self,
-        change: impl FnOnce(Redaction) -> Result<Redaction, Error>,
-    ) -> Result<Self, Error> {
-        Ok(Self { env_redaction: change(self.env_redaction)?, ..self })
     }
 
     /// The settings as they are when the layer is built.
@@ -440,7 +429,7 @@ impl std::fmt::Debug for Builder {
             .field("heap", &self.heap)
             .field("cpu_percent", &self.cpu_percent)
             .field("references", &self.references)
-            .field("redaction", &self.redaction.clone().and(self.env_redaction.clone()))
+            .field("redaction", &self.redaction)
             .field("shown_fields", &self.shown_fields)
             .field("symbols", &self.symbols)
             .field("warnings", &self.warnings)

@@ -122,7 +122,7 @@ pub(crate) fn start(
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
     let stack_bytes = builder.source.threads.stack_bytes as usize;
-    let redaction = Arc::new(builder.redaction.and(builder.env_redaction));
+    let redaction = Arc::new(builder.redaction);
     let references = References::new(builder.references, context, Arc::clone(&counters));
     start::start(Parts {
         spans,

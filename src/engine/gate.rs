@@ -1,9 +1,9 @@
 //! The check that each hook makes first.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::facts::Allocations;
+use crate::layers::List;
 
 /// One word that tells the hooks of a layer whether they have anything to do.
 ///
@@ -15,27 +15,17 @@ pub(crate) struct Gate {
     is_open: AtomicBool,
     /// Whether there may be profiled spans, so that allocations are counted.
     counts_allocations: AtomicBool,
-    next: OnceLock<&'static Self>,
 }
 
-static FIRST: OnceLock<&'static Gate> = OnceLock::new();
+static ALL: List<Gate> = List::new();
 
 impl Gate {
     /// Creates a closed gate.
     pub(crate) fn new() -> &'static Self {
-        let gate: &'static Self = Box::leak(Box::new(Self {
+        ALL.push(Self {
             is_open: AtomicBool::new(false),
             counts_allocations: AtomicBool::new(false),
-            next: OnceLock::new(),
-        }));
-        let mut place = &FIRST;
-        loop {
-            match place.get() {
-                Some(other) => place = &other.next,
-                None if place.set(gate).is_ok() => return gate,
-                None => {}
-            }
-        }
+        })
     }
 
     /// Call once the engine can be found.
@@ -72,11 +62,9 @@ impl Gate {
 
     /// Called in the child of a fork, so it only stores to memory.
     pub(crate) fn close_all() {
-        let mut place = &FIRST;
-        while let Some(gate) = place.get() {
+        for gate in ALL.iter() {
             gate.counts_allocations.store(false, Ordering::Relaxed);
             gate.is_open.store(false, Ordering::Relaxed);
-            place = &gate.next;
         }
     }
 }

@@ -307,7 +307,9 @@ impl Engine {
         let of = (callsite.rule.id, self.name_hash(closing, callsite), closing.root);
         let is_over = self.admission.is_over_limit(of, has_samples);
         if is_over {
-            count_over_limit(&self.counters, account, reasons, has_samples);
+            let why = if has_samples { NoProfile::RateLimit } else { NoProfile::NoSamples };
+            count(&self.counters, reasons, Some(account), Err(why));
+            Counters::add(&self.counters.spans.kept_unreported, 1);
         }
         is_over
     }
@@ -364,7 +366,8 @@ impl Engine {
         // A system call, and therefore not under admission's lock.
         let id = if span.samples.total() > 0 { ProfileId::random().ok() } else { None };
         let is_due = self.admission.keep(span, name, id);
-        count(&self.counters, span);
+        let times = Some(span.times()).filter(|_| !span.is_open());
+        count(&self.counters, span.reasons(), times, span.profile);
         if !is_due {
             Counters::add(&self.counters.spans.kept_unreported, 1);
         }
@@ -506,32 +509,19 @@ impl RunningSource {
     }
 }
 
-/// Counts a span that gets neither a profile nor a report.
-fn count_over_limit(
+/// Counts a kept span, with its times if it has closed, and why it has no profile.
+fn count(
     counters: &Counters,
-    account: &TimeBreakdown,
     reasons: Reasons,
-    has_samples: bool,
+    times: Option<&TimeBreakdown>,
+    profile: Result<ProfileId, NoProfile>,
 ) {
-    let spans = &counters.spans;
     counters.add_kept(reasons);
-    Counters::add(&spans.kept_on_cpu_ns, account.on_cpu_ns);
-    Counters::add(&spans.kept_sampled_ns, account.sampled_ns);
-    Counters::add(&spans.kept_unreported, 1);
-    let why = match has_samples {
-        true => &spans.no_profile_rate_limit,
-        false => &spans.no_profile_no_samples,
-    };
-    Counters::add(why, 1);
-}
-
-fn count(counters: &Counters, span: &KeptSpan) {
-    counters.add_kept(span.facts.reasons);
-    if !span.is_open() {
-        Counters::add(&counters.spans.kept_on_cpu_ns, span.times().on_cpu_ns);
-        Counters::add(&counters.spans.kept_sampled_ns, span.times().sampled_ns);
+    if let Some(times) = times {
+        Counters::add(&counters.spans.kept_on_cpu_ns, times.on_cpu_ns);
+        Counters::add(&counters.spans.kept_sampled_ns, times.sampled_ns);
     }
-    let without = match span.profile {
+    let without = match profile {
         Ok(_) => return,
         Err(
             NoProfile::NoSamples | NoProfile::SamplingUnavailable | NoProfile::ThreadsNotSampled,

@@ -192,6 +192,25 @@ impl FieldValues {
             .for_each(|(_, value)| "_OTHER".clone_into(value));
     }
 
+    /// Adds what names a request and is `shown`, if these are of a request without a route.
+    #[cfg(feature = "tower")]
+    pub(crate) fn add_route(
+        &mut self,
+        names: [(&'static str, Option<&str>); 2],
+        shown: &ShownFields,
+    ) {
+        let has = |is_it: fn(&str) -> bool| self.0.iter().any(|(name, _)| is_it(name));
+        if has(|name| matches!(name, "method" | "http.request.method")) && !has(has_template) {
+            let is_wanted = |name: &str| {
+                name != "http.request.method" && shown.0.iter().any(|shown| shown == name)
+            };
+            let route = names.into_iter().filter(|(name, _)| is_wanted(name));
+            route.for_each(|(name, value)| {
+                value.iter().for_each(|it| self.set(name, shortened(*it)))
+            });
+        }
+    }
+
     fn set(&mut self, name: &'static str, value: String) {
         match self.0.iter_mut().find(|(known, _)| *known == name) {
             Some((_, known)) => *known = value,

@@ -136,7 +136,7 @@ fn head(span: &KeptSpan) -> String {
     format!("kept `{}`{open}", span.facts.name())
 }
 
-/// What was kept, what explains most of its time, and why there is no profile.
+/// What was kept, what explains most of its time, and why there is no profile: whole, or where that is too long in brief.
 fn message(first: &KeptSpan, kept: &Kept) -> String {
     let no_profile = kept.profile.is_none().then(|| {
         match kept.spans.iter().find_map(|span| span.profile().err()) {
@@ -144,124 +144,56 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
             None => "no profile: it could not be exported".to_owned(),
         }
     });
-    let mut text = head(first);
-    let mut separator = ": ";
-    // The more a reason explains, the earlier it stands.
-    for reason in reasons(first, kept, first.error.as_ref()).into_iter().chain(no_profile) {
-        let longer = format!("{text}{separator}{reason}");
-        // A line that names no code yet has the next reason in short. Beside that code, a lesser one is worth no path.
-        let steps = if text.contains(" in ") { 4 } else { STEPS.len() };
-        if separator == "; " && is_long(&shortened(longer.clone(), steps)) {
-            continue;
-        }
-        (text, separator) = (longer, "; ");
+    let no_profile = no_profile.as_deref();
+    let (whole, said, is_all) = line(first, kept, no_profile);
+    if is_all && !is_long(&whole) {
+        return whole;
     }
-    fitting(text)
+    let coverage = kept.coverage.filter(|_| kept.hotspot(SampleKind::OnCpu).is_none());
+    let brief = |has_crate| {
+        let brief = Kept { hotspots: kept.hotspots.brief(has_crate), coverage, ..kept.clone() };
+        let mut first = first.clone();
+        // Of an error, what it says is worth more than its place; a panic has both.
+        let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
+        first.facts.error_at.take_if(|_| first.error.as_ref().is_some_and(is_said));
+        let (line, said, _) = line(&first, &brief, no_profile);
+        (line.replace(", 100 % in ", " in "), said)
+    };
+    let (with_crate, more) = brief(true);
+    let best = if more > said || is_long(&whole) { with_crate } else { whole };
+    // Beside code that is named, a lesser reason is worth no path.
+    match is_long(&best) || !best.contains(" in ") {
+        true => fitting(brief(false).0),
+        false => best,
+    }
+}
+
+/// Says the reasons that fit, of which the first one always does: the more one explains, the earlier it stands. How many
+/// these are, and whether they are all.
+fn line(first: &KeptSpan, kept: &Kept, no_profile: Option<&str>) -> (String, usize, bool) {
+    let (mut line, mut said, mut is_all) = (head(first), 0, true);
+    let reasons = reasons(first, kept, first.error.as_ref()).into_iter();
+    for reason in reasons.chain(no_profile.map(str::to_owned)) {
+        let longer = format!("{line}{}{reason}", if said == 0 { ": " } else { "; " });
+        match said > 0 && is_long(&longer) {
+            true => is_all = false,
+            false => (line, said) = (longer, said + 1),
+        }
+    }
+    (line, said, is_all)
 }
 
 fn is_long(text: &str) -> bool {
     text.chars().count() > MOST_CHARS
 }
 
-/// In short. What is still too long loses the end of the span's name if that is long, else its own.
-fn fitting(text: String) -> String {
-    let short = shortened(text, STEPS.len());
+/// What is too long loses the end of the span's name if that is long, else its own.
+fn fitting(short: String) -> String {
     let over = short.chars().count().saturating_sub(MOST_CHARS);
     let name = short.split('`').nth(1).map_or(0, |name| name.chars().count());
     let at = if name / 2 > over { "kept `".len() + name - over - 1 } else { MOST_CHARS - 1 };
     let rest = || short.chars().skip(at + over + 1);
     if over > 0 { short.chars().take(at).chain(['…']).chain(rest()).collect() } else { short }
-}
-
-/// Steps that leave out parts of a text, what says least first. Those after the fourth shorten paths.
-const STEPS: [fn(&str) -> String; 9] = [
-    |text| without(text, "; the samples represent ", &[";"]),
-    without_callees,
-    |text| text.replace(", 100 % in ", " in "),
-    |text| without(text, ", called by ", &[")", ";", ", until"]),
-    |text| with_paths(text, foreign),
-    |text| with_paths(text, |path, is_own| own(path, is_own && path.len() > 2, 1)),
-    |text| text.replace("(src/", "("),
-    |text| without(text, ", logged at ", &[",", ";"]),
-    |text| with_paths(text, |path, is_own| own(path, is_own, path.len() - 1)),
-];
-
-/// Takes the first steps until the line is short. What is quoted stays as it is.
-fn shortened(mut text: String, most: usize) -> String {
-    // Of a deadlock, what stands between the names.
-    const OF_DEADLOCK: [fn(&str) -> String; 2] = [
-        |text| without(text, " 0x", &[" of "]),
-        |text| without(text, " (thread ", &[" waits", ",", ";"]),
-    ];
-    for step in STEPS.iter().take(most) {
-        if is_long(&text) {
-            text = unquoted(&text, *step);
-        }
-    }
-    for step in OF_DEADLOCK {
-        if is_long(&text) && text.contains(" waits for the lock ") {
-            text = step(&text);
-        }
-    }
-    text
-}
-
-/// Without `, 53 % of that in memcpy`.
-fn without_callees(text: &str) -> String {
-    let Some((before, after)) = text.split_once(" % of that in ") else { return text.to_owned() };
-    let before = before.rsplit_once(", ").map_or(before, |(before, _)| before);
-    let rest = after.find(';').and_then(|end| after.get(end..)).unwrap_or_default();
-    before.to_owned() + &without_callees(rest)
-}
-
-/// A text of which all parts that are not in quotes are changed.
-fn unquoted(text: &str, change: fn(&str) -> String) -> String {
-    let (mut all, mut rest) = (String::new(), text);
-    while let Some((at, quote)) = rest.char_indices().find(|(_, c)| matches!(c, '"' | '`')) {
-        let (before, quoted) = rest.split_at(at);
-        let end = quoted.char_indices().skip(1).find(|(_, c)| *c == quote);
-        let (quoted, after) = quoted.split_at(end.map_or(quoted.len(), |(end, _)| end + 1));
-        all += &change(before);
-        all += quoted;
-        rest = after;
-    }
-    all + &change(rest)
-}
-
-/// Without each part from `begin` up to the first of `ends`, or to the end.
-fn without(text: &str, begin: &str, ends: &[&str]) -> String {
-    let mut parts = text.split(begin);
-    let mut left = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = ends.iter().filter_map(|end| part.find(end)).min();
-        left += end.and_then(|end| part.get(end..)).unwrap_or_default();
-    }
-    left
-}
-
-/// Each path as `short` has it, which knows whether a place follows, as after functions of the program.
-fn with_paths(text: &str, short: impl Fn(&[&str], bool) -> Option<String>) -> String {
-    let mut words = text.split(' ').peekable();
-    let mut all = Vec::new();
-    while let Some(word) = words.next() {
-        let is_own = words.peek().is_some_and(|next| next.starts_with('('));
-        let parts: Vec<_> = word.split("::").collect();
-        all.push(short(&parts, is_own).unwrap_or_else(|| word.to_owned()));
-    }
-    all.join(" ")
-}
-
-/// With their crate and the last two names.
-fn foreign(path: &[&str], is_own: bool) -> Option<String> {
-    match path {
-        [of, _, .., outer, last] if !is_own => Some(format!("{of}::{outer}::{last}")),
-        _ => None,
-    }
-}
-
-/// Without the first names: the crate and modules, which the place has.
-fn own(path: &[&str], is_own: bool, left_out: usize) -> Option<String> {
-    path.get(left_out..).filter(|_| is_own && left_out > 0).map(|rest| rest.join("::"))
 }
 
 /// What explains most of the time of a span, the larger part first. Empty if nothing does.
@@ -377,7 +309,8 @@ fn waits(kept: &Kept, blocked_ns: u64) -> Option<String> {
     let hotspot = kept.hotspot(SampleKind::OffCpu).filter(|_| blocked_ns > 0);
     let blocking = in_async.as_ref().filter(|_| blocked_ns > 0).map(|site| {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
-        let is_there = named == site.function;
+        // In a long line the function is without its crate.
+        let is_there = !named.is_empty() && site.function.ends_with(&named);
         let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
         let time = Ns(nanoseconds(*in_async_total).min(blocked_ns));
         (is_there, format!("{time} blocking its executor{place}"))
@@ -676,7 +609,7 @@ mod tests {
             Allocations { allocated_bytes: 1 << 30, allocations: 7, ..Default::default() };
         kept.spans[0].facts.times.allocations = Some(allocations);
         assert!(line(&kept).contains("; allocated 1.07 GB"), "{}", line(&kept));
-        let function = "shop::render::".repeat(11);
+        let function = "r".repeat(154);
         kept.hotspots = Hotspots::for_test(&function, 0.97);
         assert_eq!(line(&kept), format!("kept `test`: 1.29 s on-CPU, 97 % in {function}"));
         assert!(headline(&kept.spans[0], &kept).contains("allocated 1.07 GB"));
@@ -881,12 +814,14 @@ mod tests {
         let times = &mut kept.spans[0].facts.times;
         times.usage.run_delay_ns = 1_300_000_000;
         times.off_cpu_ns = 1_300_000_000;
+        kept.hotspots = Hotspots::for_test("clinic::charts::serialize", 0.93);
+        kept.hotspots.locate_for_test("src/charts.rs:12");
+        kept.hotspots.nest_for_test("clinic::charts::render", "core::ptr::copy_nonoverlapping");
         let function =
             "clinic::charts::serialize (src/charts.rs:12, called by clinic::charts::render)";
-        let tail = ", 53 % of that in core::ptr::copy_nonoverlapping_of_all_that_is_there_now";
-        kept.hotspots = Hotspots::for_test(&format!("{function}{tail}"), 0.93);
+        let callee = "53 % of that in core::ptr::copy_nonoverlapping";
         let waited = "kept `test`: 1.30 s waiting for a CPU";
-        assert_eq!(line(&kept), format!("{waited}; 1.29 s on-CPU, 93 % in {function}"));
+        assert_eq!(line(&kept), format!("{waited}; 1.29 s on-CPU, 93 % in {function}, {callee}"));
         // The lesser part of a line that names code.
         let allocated_bytes = 1 << 30;
         let allocations =
@@ -1004,44 +939,18 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_leaves_out_what_says_least() {
-        let line = "kept `GET /dose/{id}`: 752 ms awaiting, 100 % in shop::schedule::calendar_of \
-                    (src/schedule.rs:123, called by next_free_slot) at tokio::sync::mutex::Mutex::lock, until \
-                    shop::schedule::merge (src/schedule.rs:106) in `GET /calendar/sync` woke it";
-        let expected = "kept `GET /dose/{id}`: 752 ms awaiting in shop::schedule::calendar_of \
-                        (src/schedule.rs:123) at tokio::Mutex::lock, until shop::schedule::merge \
-                        (src/schedule.rs:106) in `GET /calendar/sync` woke it";
-        assert_eq!(fitting(line.to_owned()), expected);
-        let longer = line.replace("merge", "merge_with_calendars");
-        let without_crate = expected.replace("shop::", "");
-        let without_crate = without_crate.replace("merge", "merge_with_calendars");
-        assert_eq!(fitting(longer), without_crate);
-        let longest = fitting(line.replace("merge", "merge_with_the_calendar_of"));
-        assert!(longest.contains(" in schedule::calendar_of (schedule.rs:123) at"), "{longest}");
-        // Each line has at most that number of characters.
-        let named = fitting(line.replace("merge", &"m".repeat(44)));
-        let place = " in calendar_of (schedule.rs:123) at tokio::Mutex::lock, until mmm";
-        assert!(named.contains(place) && named.ends_with(" woke it"), "{named}");
-        let long_name = fitting(line.replace("/dose", &"/dose".repeat(20)));
-        assert!(long_name.contains("…`: 752 ms awaiting in calendar_of"), "{long_name}");
-        let endless = fitting(line.replace("merge", &"m".repeat(300)));
-        assert!(endless.ends_with("m…"), "{endless}");
-        let counts = [named, long_name, endless].map(|line| line.chars().count());
-        assert!(counts[0] < MOST_CHARS && counts[1..] == [MOST_CHARS; 2], "{counts:?}");
-        let short = "kept `a`: 1.00 s on-CPU, 100 % in shop::a::b (a.rs:1, called by c)".to_owned();
-        assert_eq!(fitting(short.clone()), short);
-        let of = |a: &str, b: &str| {
-            format!("`{a}` (thread 17989) waits for the lock 0x560960dbafb8 of `{b}` (thread 9)")
+    fn a_line_that_is_still_too_long_is_cut() {
+        let line = |name: &str, function: &str| {
+            let place = format!("{function} (src/a.rs:1) at tokio::Notified");
+            fitting(format!("kept `{name}`: 752 ms awaiting, 100 % in {place}"))
         };
-        let [a, b] = ["GET /staff/swap/{id}/{role}/now", "GET /calendar/of/{ward}"];
-        let deadlock = format!(
-            "kept `a`: deadlock: {}, which waits for the lock 0x10 of `{a}` (thread 17989)",
-            of(a, b)
-        );
-        let said = format!(
-            "kept `a`: deadlock: `{a}` waits for the lock of `{b}`, which waits for the lock of `{a}`"
-        );
-        assert_eq!(fitting(deadlock), said);
+        assert!(line("GET /", "shop::a").ends_with(" at tokio::Notified"));
+        let long_name = line(&"/dose".repeat(40), "shop::a");
+        let end = "…`: 752 ms awaiting, 100 % in shop::a (src/a.rs:1) at tokio::Notified";
+        assert!(long_name.ends_with(end), "{long_name}");
+        let endless = line("a", &"m".repeat(300));
+        assert!(endless.ends_with("m…"), "{endless}");
+        assert_eq!([long_name, endless].map(|line| line.chars().count()), [MOST_CHARS; 2]);
     }
 
     #[test]

@@ -31,9 +31,7 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
                          kernel.perf_event_paranoid=1)"
                     }
                 };
-                let hardware = if perf.has_hardware { "counted" } else { "not available" };
-                let line = format!("source perf: {rate}; {kernel}; hardware counters {hardware}");
-                return (line, false);
+                return (format!("source perf: {rate}; {kernel}"), false);
             }
             Some(why) => why.to_string(),
         },
@@ -71,9 +69,8 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
         Err(_) => "not chosen yet".to_owned(),
     };
     let mut line = format!(
-        "source timer: {rate}; time in the kernel is attributed to the system call; no hardware \
-         counters; perf would show more: {perf_refused}; the signal is {signal} (in gdb: `handle {signal} nostop \
-         noprint pass`)"
+        "source timer: {rate}; time in the kernel is attributed to the system call; perf would \
+         show more: {perf_refused}; the signal is {signal} (in gdb: `handle {signal} nostop noprint pass`)"
     );
     if probed.is_traced {
         line += "; a debugger or another tracer is attached, which stops at each signal: no thread is sampled until it \

@@ -78,9 +78,8 @@ impl Deadlock {
         let is_inferred = self.waits.iter().any(|wait| wait.is_inferred);
         let inferred = if is_inferred { " (inferred)" } else { "" };
         let first = self.waits.first().map(|wait| name(wait.tid)).unwrap_or_default();
-        let waits = self.waits.iter().map(|DeadlockedWait { lock, holder, .. }| {
-            format!(" waits for the lock {lock:#x} of {}", name(*holder))
-        });
+        let waits = self.waits.iter();
+        let waits = waits.map(|wait| format!(" waits for the lock of {}", name(wait.holder)));
         format!("deadlock{inferred}: {first}{}", waits.collect::<Vec<_>>().join(", which"))
     }
 }
@@ -192,7 +191,7 @@ mod tests {
         let certain = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, false)] };
         assert_eq!(
             certain.in_words(name),
-            "deadlock: `t1` waits for the lock 0x10 of `t2`, which waits for the lock 0x20 of `t1`"
+            "deadlock: `t1` waits for the lock of `t2`, which waits for the lock of `t1`"
         );
         let inferred = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, true)] };
         assert!(inferred.in_words(name).starts_with("deadlock (inferred): "));

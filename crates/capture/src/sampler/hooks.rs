@@ -30,7 +30,7 @@ pub trait ThreadSource: Debug {
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }
-    /// The thread's resource usage since it started; hardware counts since it was attached.
+    /// The thread's resource usage since it started.
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage;
     /// Whether what was found when the thread was set up is no longer so. Called in the periodic check.
     fn is_outdated(&self) -> bool {

@@ -10,22 +10,18 @@ use super::rate::Rate;
 use super::record::Machine;
 use super::session::SamplingSession;
 use super::switches::SwitchRing;
-use crate::sys::{
-    self, HardwareCounters, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused,
-};
+use crate::sys::{self, PerfEvent, PerfRing, SampleRequest, SampleRing, WhyRefused};
 
 #[derive(Debug)]
 pub struct Perf {
     request: SampleRequest,
     files: Quota,
-    files_per_thread: u64,
     locked_bytes: Quota,
     /// Why no thread can be sampled, if so.
     pub refused: Option<WhyRefused>,
     /// The last thread found no room within the limits of the process.
     is_full: AtomicBool,
     kept_alive: Mutex<Option<PerfEvent>>,
-    pub has_hardware: bool,
 }
 
 /// 256 records. If a thread switches more often between two scans, its CPU clock decides whether it is blocked.
@@ -36,7 +32,6 @@ const SWITCH_RING_BYTES: usize = 4096;
 const SHARE_OF_FILES: u64 = 32;
 const SHARE_OF_LOCKED_MEMORY: u64 = 4;
 const FILES_PER_THREAD: u64 = 2;
-const FILES_OF_HARDWARE: u64 = 4;
 
 impl Perf {
     pub(super) fn new(mut request: SampleRequest, other: Option<u32>) -> Self {
@@ -57,17 +52,13 @@ impl Perf {
             // Other reasons may no longer apply when the first thread is attached.
             _ => None,
         };
-        let has_hardware = refused.is_none() && HardwareCounters::open().is_ok();
-        let files_per_thread = FILES_PER_THREAD + if has_hardware { FILES_OF_HARDWARE } else { 0 };
         Self {
             request,
             files: Quota::default(),
-            files_per_thread,
             locked_bytes: Quota::default(),
             refused,
             is_full: AtomicBool::new(false),
             kept_alive: Mutex::new(None),
-            has_hardware,
         }
     }
 
@@ -127,8 +118,8 @@ impl Perf {
         period_ns: u64,
     ) -> Result<(PerfRing, PerfRing, Vec<Share>), WhyRefused> {
         let request = SampleRequest { period_ns, ..self.request };
-        let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(self.files_per_thread);
-        let files = self.files.take(self.files_per_thread, most_files);
+        let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(FILES_PER_THREAD);
+        let files = self.files.take(FILES_PER_THREAD, most_files);
         let files = files.ok_or(WhyRefused::NoFiles)?;
         let (switches, of_switches) =
             self.lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid))?;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::quota::Share;
 use super::rate::Rate;
 use super::switches::SwitchRing;
-use crate::sys::{HardwareCounters, Position, SampleRing, Tag, WhyRefused};
+use crate::sys::{Position, SampleRing, Tag, WhyRefused};
 
 /// An interval of a thread's ring, and the profiled span that was innermost throughout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,6 @@ pub struct SamplingSession {
     /// The ring with the samples; none if the thread is not sampled.
     pub ring: Option<Arc<SampleRing>>,
     pub switches: Option<Arc<SwitchRing>>,
-    pub(crate) hardware: Mutex<Option<HardwareCounters>>,
     /// What it takes of the limits of the process.
     shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
@@ -43,13 +42,13 @@ pub struct SamplingSession {
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
     /// Set when the session has been read completely and is released.
-    pub(super) rest: OnceLock<Rest>,
+    rest: OnceLock<Rest>,
     pub(super) next: OnceLock<Arc<Self>>,
 }
 
 /// What the thread may still have to count of a session that has been read completely.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rest {
+struct Rest {
     from: u64,
     samples: u64,
 }
@@ -107,7 +106,6 @@ impl SamplingSession {
             sample_size: sample_size.max(1),
             ring,
             switches: None,
-            hardware: Mutex::new(None),
             shares: Mutex::default(),
             since_cpu_ns: AtomicU64::new(0),
             sampled_before_ns: AtomicU64::new(0),
@@ -170,9 +168,6 @@ impl SamplingSession {
         _ = self.rest.set(Rest { from, samples });
         self.switches.iter().for_each(|ring| ring.retire());
         self.ring.iter().for_each(|ring| ring.retire());
-        // Closed outside the lock, which hooks take.
-        let hardware = self.hardware.lock().take();
-        drop(hardware);
         self.shares.lock().clear();
     }
 

@@ -420,7 +420,6 @@ impl AttachThreads for Sampler {
             sampler: self.clone(),
             has_small_signal_stack,
             unsampled: is_refused.then(|| counters.clone()),
-            has_hardware: self.0.probed.perf.as_ref().is_some_and(|perf| perf.has_hardware),
         });
         let sampled = (!is_refused).then(|| {
             let stack = match has_small_signal_stack {

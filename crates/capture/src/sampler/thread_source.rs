@@ -9,7 +9,7 @@ use super::session::SamplingSession;
 use super::source::Sampler;
 use super::thread::ThreadShared;
 use super::thread_counters::ThreadCounters;
-use crate::sys::{self, HardwareCounters, Usage};
+use crate::sys::{self, Usage};
 
 /// One thread, sampled or with its CPU clock only.
 #[derive(Debug)]
@@ -17,7 +17,6 @@ pub(super) struct ThreadSampler {
     pub(super) sampler: Sampler,
     /// The counters of unsampled threads, if it will not be sampled.
     pub(super) unsampled: Option<ThreadCounters>,
-    pub(super) has_hardware: bool,
     /// The thread's alternate signal stack was too small when the thread was set up.
     pub(super) has_small_signal_stack: bool,
 }
@@ -33,20 +32,11 @@ impl Drop for ThreadSampler {
 }
 
 impl ThreadSource for ThreadSampler {
-    /// The thread opens its own counters: a `perf_event` group counts the thread that opens it.
     fn on_session_start(&self, session: &SamplingSession) {
         if session.ring.is_some() && !session.has_switch_records() && !sys::has_small_signal_stack()
         {
             // The thread may have been set up when no thread had a timer.
             self.sampler.timers().iter().for_each(|timers| timers.unblock());
-        }
-        if self.has_hardware && session.has_switch_records() {
-            sys::read_filters();
-            let mut hardware = session.hardware.lock();
-            // The collector marks the session as retired before it takes the lock.
-            if session.rest.get().is_none() {
-                *hardware = HardwareCounters::open().ok();
-            }
         }
     }
 
@@ -65,11 +55,9 @@ impl ThreadSource for ThreadSampler {
 
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {
         let used = sys::try_thread_usage().unwrap_or_default();
-        let hardware = session.and_then(|session| session.hardware.lock().as_ref()?.read());
-        let [cycles, instructions, cache_misses] = hardware.unwrap_or_default();
         let switches = session.and_then(|session| session.switches.as_ref());
         let preempted_ns = switches.map_or(0, |ring| ring.preempted_ns());
-        Usage { cycles, instructions, cache_misses, preempted_ns, ..used }
+        Usage { preempted_ns, ..used }
     }
 
     fn is_outdated(&self) -> bool {

@@ -206,7 +206,6 @@ pub enum Absent {}
 #[derive(Debug)]
 pub enum RingMemory {}
 
-pub use Absent as HardwareCounters;
 pub use Absent as PerfEvent;
 pub use Absent as KernelFile;
 pub use Absent as PerfRing;

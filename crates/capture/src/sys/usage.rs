@@ -48,12 +48,6 @@ counts! {
     voluntary_switches
     /// Times the scheduler preempted the thread.
     involuntary_switches
-    /// CPU cycles while the span was sampled, as the next two; 0 without hardware counters.
-    cycles
-    /// Instructions.
-    instructions
-    /// Misses of the last cache.
-    cache_misses
     /// For how long it could have run and others had its CPU, in nanoseconds; 0 if that is unknown.
     preempted_ns
     /// For how long it could have run and had no CPU, as the kernel counted it over `run_delay_read_ns` of that time.
@@ -63,9 +57,9 @@ counts! {
 }
 
 impl Usage {
-    /// Without the counts that start at 0 when the thread is attached.
+    /// Without the count that starts at 0 when the thread is attached.
     pub fn without_session(self) -> Self {
-        Self { cycles: 0, instructions: 0, cache_misses: 0, preempted_ns: 0, ..self }
+        Self { preempted_ns: 0, ..self }
     }
 }
 

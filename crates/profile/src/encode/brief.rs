@@ -10,14 +10,12 @@ use super::html::{KeptSummary, child, split_ms};
 use crate::facts::format::Ns;
 use crate::facts::{ChildTotals, Facts, Measure};
 use crate::ids::ProfileId;
-use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind, own_name};
+use crate::profile::{ComparedSummary, OwnRow, Profile, SampleKind};
 use crate::text::{disturbs, ms, rfc3339};
 
 /// The most that a short form has.
 pub(super) const MOST_BYTES: usize = 2_048;
 
-/// A smaller share is not worth a place.
-const NOTABLE: f64 = 0.05;
 /// A smaller share is not worth a row of its own.
 const LEAST_ROW: f64 = 0.01;
 
@@ -93,9 +91,6 @@ pub(super) struct Brief<'a> {
     split_ms: Value,
     pub(super) beside: Vec<String>,
     pub(super) functions: Vec<OwnRow>,
-    /// The innermost functions on-CPU, with their shares.
-    #[serde(skip)]
-    pub(super) own_time: Vec<(String, f64)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) compared: Option<BriefComparison>,
     #[serde(serialize_with = "child_rows")]
@@ -140,11 +135,6 @@ impl<'a> Brief<'a> {
             rows.take_while(|(number, row)| *number == 0 || row.share >= LEAST_ROW)
         };
         let functions = kinds.iter().flat_map(of_kind).map(|(_, row)| row).collect();
-        let is_of_cpu = kinds.iter().any(|(_, kind)| *kind == SampleKind::OnCpu);
-        let weight_ns = profile.on_cpu_ns().max(1) as f64;
-        let own_time = profile.functions_by(SampleKind::OnCpu).into_iter().filter(|_| is_of_cpu);
-        let own_time = own_time.map(|(name, ns)| (own_name(&name), ns as f64 / weight_ns));
-        let own_time = own_time.filter(|(_, share)| *share >= NOTABLE).take(3).collect();
         let headline = match profile.headline.as_str() {
             "" => profile.hotspots().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
             headline => headline.to_owned(),
@@ -152,7 +142,6 @@ impl<'a> Brief<'a> {
         let id = (profile.id != ProfileId::NONE).then(|| profile.id.to_string().into());
         Self {
             functions,
-            own_time,
             compared: compared(profile, &facts),
             missing: missing(profile, &facts),
             has_span: !profile.spans.is_empty(),
@@ -194,7 +183,6 @@ impl<'a> Brief<'a> {
             split_ms: split_ms(&facts),
             beside: facts.beside(),
             functions: Vec::new(),
-            own_time: Vec::new(),
             compared: None,
             children: facts.children.totals.clone(),
             missing: Vec::new(),
@@ -225,8 +213,6 @@ impl<'a> Brief<'a> {
         for row in &mut brief.functions {
             [&mut row.function, &mut row.location, &mut row.leaf].into_iter().for_each(shorten);
         }
-        brief.own_time.truncate(rows);
-        brief.own_time.iter_mut().for_each(|(name, _)| shorten(name));
         if let Some(compared) = &mut brief.compared {
             compared.rows.truncate(rows);
             compared.rows.iter_mut().for_each(|(what, _)| shorten(what));

@@ -2,19 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::{Leaf, Profile, Sample, unexplained_idle};
+use crate::profile::{Leaf, Profile, Sample};
 
 /// The maximum length of all stacks. Further ones share one line.
 const MOST_BYTES: usize = 32 * 1024 * 1024;
 /// The maximum number of nested spans in a line. If there are more, the innermost are used.
 const MOST_SPANS: usize = 128;
-/// Idle time of a span that nothing in its profile explains.
-const UNEXPLAINED: &str = "[idle: not explained]";
 
 /// Encodes one line per stack: its frames from the outermost span to the innermost function, separated by `;`, then a
 /// space and its time in nanoseconds. This is CPU time, or wait time if the last frame states what the thread waited
-/// for, such as `[futex 0x7f01]`, or the time of an await (`[await]`) or a scheduling delay (`[scheduling delay]`). Idle
-/// time of the outermost kept spans that nothing explains is in `[idle: not explained]`.
+/// for, such as `[futex 0x7f01]`, or the time of an await (`[await]`) or a scheduling delay (`[scheduling delay]`).
 ///
 /// The text is limited to about 32 MiB. The time of all further stacks is in the line `[stacks left out]`.
 pub fn folded(profile: &Profile) -> String {
@@ -22,19 +19,22 @@ pub fn folded(profile: &Profile) -> String {
 }
 
 fn folded_within(profile: &Profile, most_bytes: usize) -> String {
-    let mut lines = Lines { most_bytes, ..Lines::default() };
+    let (mut lines, mut left_out, mut bytes) = (BTreeMap::new(), 0, 0);
     for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
-        lines.add(line_of(profile, sample, most_bytes), sample.total());
-    }
-    for (span, ns) in unexplained_idle(profile) {
-        let mut line = String::new();
-        [span, UNEXPLAINED].iter().for_each(|frame| push(&mut line, frame));
-        lines.add(line, ns);
+        let line = line_of(profile, sample, most_bytes);
+        // Each stack has all of its time or none: there is never more room than before.
+        if !lines.contains_key(&line) {
+            if bytes + line.len() > most_bytes {
+                left_out += sample.total();
+                continue;
+            }
+            bytes += line.len();
+        }
+        *lines.entry(line).or_insert(0) += sample.total();
     }
     let mut text = String::new();
-    let left_out = lines.left_out;
     // Each line is freed once it is written.
-    for (line, ns) in lines.weights {
+    for (line, ns) in lines {
         text.push_str(&line);
         text.push_str(&format!(" {ns}\n"));
     }
@@ -42,38 +42,6 @@ fn folded_within(profile: &Profile, most_bytes: usize) -> String {
         text.push_str(&format!("[stacks left out] {left_out}\n"));
     }
     text
-}
-
-/// The frames of each stack with its time.
-#[derive(Default)]
-struct Lines {
-    weights: BTreeMap<String, u64>,
-    bytes: usize,
-    most_bytes: usize,
-    /// The first stack that did not fit. Those after it are left out, too, so that each stack has all of its time or none.
-    end: Option<String>,
-    left_out: u64,
-}
-
-impl Lines {
-    fn add(&mut self, line: String, ns: u64) {
-        let length = line.len();
-        if length > self.most_bytes || self.end.as_ref().is_some_and(|end| *end <= line) {
-            self.left_out += ns;
-            return;
-        }
-        *self.weights.entry(line).or_insert_with(|| {
-            self.bytes += length;
-            0
-        }) += ns;
-        while self.bytes > self.most_bytes
-            && let Some((last, ns)) = self.weights.pop_last()
-        {
-            self.bytes -= last.len();
-            self.left_out += ns;
-            self.end = Some(last);
-        }
-    }
 }
 
 /// The frames of a sample, up to some that do not fit.
@@ -110,7 +78,7 @@ fn push(line: &mut String, frame: &str) {
 mod tests {
     use crate::profile::{Leaf, Link, Point, SampleKind};
 
-    use super::super::tests::{awaiting, checkout, waiting, with_idle};
+    use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
 
     #[test]
@@ -151,21 +119,6 @@ mod tests {
         ] {
             assert!(lines.contains(&expected), "{expected} in {lines}");
         }
-        assert!(!lines.contains("[idle"), "{lines}");
-    }
-
-    #[test]
-    fn idle_time_that_nothing_explains_is_a_frame_of_the_span() {
-        let lines = folded(&with_idle(awaiting(), 1_300));
-        // 20 ms on-CPU, 1.18 s of awaits and 20 ms of delay.
-        assert!(lines.contains("GET /checkout;[idle: not explained] 80000000\n"), "{lines}");
-        let sum: u64 = lines
-            .lines()
-            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
-            .sum();
-        assert_eq!(sum, 1_300_000_000, "wall time");
-        // Less than a millisecond.
-        assert!(!folded(&with_idle(awaiting(), 1_220)).contains("[idle"));
     }
 
     #[test]

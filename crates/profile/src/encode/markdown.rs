@@ -55,13 +55,6 @@ fn write(brief: &Brief<'_>) -> String {
         }
         _ = writeln!(out, "- {}", own_row(row));
     }
-    // What ran there, in any code.
-    let rows = brief.own_time.iter();
-    let rows = rows.map(|(name, share)| format!("{:.0} % {}", share * 100.0, code(name)));
-    let rows = rows.collect::<Vec<_>>().join(", ");
-    if !rows.is_empty() {
-        _ = writeln!(out, "\nSelf time on-CPU: {rows}");
-    }
     write_compared(brief, &mut out);
     write_children(brief, &mut out);
     if !brief.missing.is_empty() {

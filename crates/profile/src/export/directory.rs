@@ -1,14 +1,12 @@
 //! Profiles as files in a directory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-use parking_lot::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::format::Format;
 use super::resource_from_env;
@@ -32,16 +30,12 @@ pub struct Directory {
     formats: Vec<Format>,
     quota_bytes: u64,
     quota_age: Duration,
-    inventory: Mutex<Inventory>,
     /// The directory of profiles of the process, with a quota of its own.
     of_process: OnceLock<Box<Directory>>,
 }
 
 /// The name of the directory in it that has the profiles of the process.
 pub const OF_PROCESS: &str = "process";
-/// How often the directory is listed again even if it seems unchanged. To list thousands of files for each profile
-/// would cost more than to write the profile.
-const LIST_AGAIN: Duration = Duration::from_secs(60);
 const DEFAULT_QUOTA_BYTES: u64 = 64 * 1024 * 1024;
 const DEFAULT_QUOTA_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
@@ -60,7 +54,6 @@ impl Directory {
             formats: Format::available().filter(is_usual).collect(),
             quota_bytes: DEFAULT_QUOTA_BYTES,
             quota_age: DEFAULT_QUOTA_AGE,
-            inventory: Mutex::default(),
             of_process: OnceLock::new(),
         }
     }
@@ -106,11 +99,8 @@ impl Directory {
         files: &[(&'static str, impl AsRef<[u8]>)],
     ) -> io::Result<Vec<PathBuf>> {
         create_private_directory(&self.path)?;
-        let lengths = files.iter().map(|(extension, bytes)| (*extension, bytes.as_ref().len()));
-        let lengths: Vec<_> =
-            lengths.map(|(extension, length)| (extension, length as u64)).collect();
-        let new = lengths.iter().map(|(_, length)| length).sum();
-        let written = self.write_in_room(new, || {
+        let new = files.iter().map(|(_, bytes)| bytes.as_ref().len() as u64).sum();
+        self.write_in_room(new, || {
             let mut written = Vec::new();
             for (extension, bytes) in files {
                 let path = self.path.join(format!("{stem}{extension}"));
@@ -125,9 +115,7 @@ impl Directory {
                 written.push(path);
             }
             Ok(written)
-        })?;
-        self.inventory.lock().add(stem, lengths, &self.path);
-        Ok(written)
+        })
     }
 
     /// Writes all formats of a profile and returns the paths. The OTLP file may be encoded already.
@@ -162,10 +150,10 @@ impl Directory {
     fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
         // Checked first: nothing is removed for a profile that cannot fit.
         if new > self.quota_bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                OverQuota { new, quota: self.quota_bytes },
-            ));
+            let quota = self.quota_bytes;
+            let problem =
+                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
+            return Err(io::Error::other(problem));
         }
         self.make_room(new);
         let mut written = write();
@@ -178,14 +166,16 @@ impl Directory {
         written
     }
 
-    /// Removes the oldest profiles until `bytes` are freed. Returns false if there was none.
+    /// Removes the oldest profiles until `bytes` are freed. Returns false if nothing was.
     fn remove_oldest(&self, bytes: u64) -> bool {
-        let mut inventory = self.inventory.lock();
-        let (before, profiles) = (inventory.bytes, inventory.profiles.len());
-        while before - inventory.bytes < bytes && !inventory.profiles.is_empty() {
-            inventory.remove_oldest(&self.path);
+        let mut freed = 0;
+        for oldest in stored_in(&self.path).unwrap_or_default() {
+            if freed >= bytes {
+                break;
+            }
+            freed += oldest.remove(&self.path);
         }
-        inventory.profiles.len() < profiles
+        freed > 0
     }
 
     pub(super) fn problem(&self, error: &io::Error) -> String {
@@ -206,20 +196,15 @@ impl Directory {
     /// Removes the oldest profiles until `new` bytes fit, and those that are too old, with all their files. Files that
     /// cannot be removed stay.
     fn make_room(&self, new: u64) {
-        let mut inventory = self.inventory.lock();
-        if !inventory.is_known(&self.path) {
-            // The next listing may succeed.
-            let Ok(listed) = Inventory::list(&self.path) else { return };
-            *inventory = listed;
-        }
+        let stored = stored_in(&self.path).unwrap_or_default();
+        let mut bytes: u64 = stored.iter().map(Stored::bytes).sum();
         let now = SystemTime::now();
-        while let Some(oldest) = inventory.profiles.front() {
+        for oldest in stored {
             let age = now.duration_since(oldest.modified).unwrap_or_default();
-            let fits = inventory.bytes.saturating_add(new) <= self.quota_bytes;
-            if fits && age <= self.quota_age {
+            if bytes.saturating_add(new) <= self.quota_bytes && age <= self.quota_age {
                 break;
             }
-            inventory.remove_oldest(&self.path);
+            bytes -= oldest.remove(&self.path);
         }
     }
 
@@ -245,7 +230,7 @@ impl Directory {
     }
 
     fn has_profiles(&self) -> bool {
-        Inventory::list(&self.path).is_ok_and(|inventory| !inventory.profiles.is_empty())
+        stored_in(&self.path).is_ok_and(|stored| !stored.is_empty())
     }
 }
 
@@ -273,27 +258,9 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The profile alone is larger than the quota.
-#[derive(Debug, thiserror::Error)]
-#[error("a profile of {new} bytes does not fit: raise the quota ({quota})")]
-struct OverQuota {
-    new: u64,
-    quota: u64,
-}
-
+/// The profile alone is larger than the quota. Errors of the system have nothing inside.
 fn is_over_quota(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|error| error.is::<OverQuota>())
-}
-
-/// The profiles in a directory.
-#[derive(Debug, Default)]
-struct Inventory {
-    /// The oldest first.
-    profiles: VecDeque<Stored>,
-    bytes: u64,
-    listed: Option<Instant>,
-    /// The directory's modification time after the last change by this process.
-    changed: Option<SystemTime>,
+    error.get_ref().is_some()
 }
 
 /// A profile that is stored in the directory.
@@ -306,65 +273,39 @@ struct Stored {
     files: Vec<(&'static str, u64)>,
 }
 
-fn changed(path: &Path) -> Option<SystemTime> {
-    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
-}
-
-impl Inventory {
-    /// Whether only this process has changed the directory. (A foreign change during a write is noticed with the next
-    /// change, or when the directory is listed again.)
-    fn is_known(&self, path: &Path) -> bool {
-        let is_recent = self.listed.is_some_and(|listed| listed.elapsed() < LIST_AGAIN);
-        is_recent && self.changed.is_some() && self.changed == changed(path)
-    }
-
-    fn list(path: &Path) -> io::Result<Self> {
-        let changed = changed(path);
-        let mut profiles: HashMap<String, Stored> = HashMap::new();
-        fs::metadata(path)?;
-        for (name, metadata) in entries_of(path)? {
-            let Some((stem, extension)) = base_name_of(&name) else { continue };
-            if metadata.is_file() {
-                let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
-                let new = || Stored { stem: stem.to_owned(), modified, files: Vec::new() };
-                let stored = profiles.entry(stem.to_owned()).or_insert_with(new);
-                stored.modified = stored.modified.max(modified);
-                stored.files.push((extension, metadata.len()));
-            }
+/// The profiles in a directory, the oldest first.
+fn stored_in(path: &Path) -> io::Result<Vec<Stored>> {
+    let mut profiles: HashMap<String, Stored> = HashMap::new();
+    for (name, metadata) in entries_of(path)? {
+        let Some((stem, extension)) = base_name_of(&name) else { continue };
+        if metadata.is_file() {
+            let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+            let new = || Stored { stem: stem.to_owned(), modified, files: Vec::new() };
+            let stored = profiles.entry(stem.to_owned()).or_insert_with(new);
+            stored.modified = stored.modified.max(modified);
+            stored.files.push((extension, metadata.len()));
         }
-        let bytes = profiles.values().map(Stored::bytes).sum();
-        let mut profiles: Vec<_> = profiles.into_values().collect();
-        profiles.sort_by_key(|stored| stored.modified);
-        Ok(Self { profiles: profiles.into(), bytes, listed: Some(Instant::now()), changed })
     }
-
-    fn add(&mut self, stem: &str, files: Vec<(&'static str, u64)>, path: &Path) {
-        // Another thread may have listed it in the meantime.
-        if let Some(place) = self.profiles.iter().rposition(|stored| stored.stem == stem) {
-            self.bytes -= self.profiles.remove(place).map_or(0, |stored| stored.bytes());
-        }
-        let stored = Stored { stem: stem.to_owned(), modified: SystemTime::now(), files };
-        self.bytes += stored.bytes();
-        self.profiles.push_back(stored);
-        self.changed = changed(path);
-    }
-
-    fn remove_oldest(&mut self, path: &Path) {
-        let Some(oldest) = self.profiles.pop_front() else { return };
-        for (extension, length) in oldest.files {
-            // A file that is already gone takes no room either.
-            match fs::remove_file(path.join(format!("{}{extension}", oldest.stem))) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {}
-                _ => self.bytes -= length,
-            }
-        }
-        self.changed = changed(path);
-    }
+    let mut profiles: Vec<_> = profiles.into_values().collect();
+    profiles.sort_by(|a, b| (a.modified, &a.stem).cmp(&(b.modified, &b.stem)));
+    Ok(profiles)
 }
 
 impl Stored {
     fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, length)| length).sum()
+    }
+
+    /// Removes its files. Returns how many bytes that frees.
+    fn remove(&self, path: &Path) -> u64 {
+        let is_gone = |(extension, _): &&(&'static str, u64)| {
+            // A file that is already gone takes no room either.
+            match fs::remove_file(path.join(format!("{}{extension}", self.stem))) {
+                Err(error) => error.kind() == io::ErrorKind::NotFound,
+                Ok(()) => true,
+            }
+        };
+        self.files.iter().filter(is_gone).map(|(_, length)| length).sum()
     }
 }
 
@@ -581,9 +522,6 @@ mod tests {
             directory.export(&profile(byte)).unwrap();
             assert_eq!(names(path).len(), 6);
         }
-        let files = fs::read_dir(path).unwrap();
-        let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
-        assert_eq!(directory.inventory.lock().bytes, bytes);
     }
 
     #[test]
@@ -596,22 +534,10 @@ mod tests {
         let size: u64 = first.files.iter().map(|f| fs::metadata(f).unwrap().len()).sum();
         let mut theirs = directory(path);
         theirs.export(&profile(2)).unwrap();
-        // Independent of the file system's clock.
-        let later = SystemTime::now() + Duration::from_secs(1);
-        fs::File::open(path).unwrap().set_modified(later).unwrap();
         ours.quota_bytes = 2 * size + size / 2;
         ours.export(&profile(3)).unwrap();
         assert!(!first.files.iter().any(|file| file.exists()));
         assert_eq!(names(path).len(), 6);
-    }
-
-    #[test]
-    fn a_failed_listing_is_repeated_later() {
-        let temporary = tempfile::tempdir().unwrap();
-        let path = temporary.path().join("profiles");
-        let directory = directory(&path);
-        directory.make_room(1);
-        assert!(directory.inventory.lock().listed.is_none());
     }
 
     #[test]

@@ -28,24 +28,30 @@ pub use times::TimeBreakdown;
 pub use tracing_profiling_capture::{Allocations, Usage};
 
 /// The name of a span with the values of fields: `report{tenant=7}`. One with `otel.name` is named
-/// by it, as in its trace, and a request by method and route: `GET /cart/{id}`.
+/// by it, as in its trace, and a request by method and route, `GET /cart/{id}`, or by service and
+/// method, `shop.Cart/Get`.
 pub fn name_with_fields<'a>(
     span: &str,
     fields: impl Iterator<Item = (&'a str, &'a str)> + Clone,
 ) -> String {
-    const OF_REQUEST: [&str; 4] = ["http.request.method", "method", "http.route", "otel.name"];
-    let [standard, method, route, of_trace] = OF_REQUEST
+    const OF_REQUEST: [&str; 6] =
+        ["http.request.method", "method", "http.route", "otel.name", "rpc.service", "rpc.method"];
+    let [standard, method, route, of_trace, service, call] = OF_REQUEST
         .map(|field| fields.clone().find(|(name, _)| *name == field).map(|(_, value)| value));
-    let of_trace = of_trace.filter(|name| !name.is_empty());
-    let request = match (of_trace, standard.or(method).zip(route)) {
-        (Some(name), _) => Some(name.to_owned()),
-        (None, Some(("_OTHER", route))) => Some(format!("HTTP {route}")),
-        (None, Some((method, route))) => Some(format!("{method} {route}")),
-        (None, None) => None,
-    };
+    let of_trace = of_trace.filter(|name| !name.is_empty()).map(str::to_owned);
+    let rpc = service.zip(call).map(|(service, call)| format!("{service}/{call}"));
+    let http = standard.or(method).zip(route).map(|(method, route)| match method {
+        "_OTHER" => format!("HTTP {route}"),
+        _ => format!("{method} {route}"),
+    });
+    // The HTTP method of a call is always the same.
+    let is_of_http = |field: &str| matches!(field, "method" | "http.request.method");
+    let is_said = |field: &str| field == "otel.name" || rpc.is_some() && is_of_http(field);
+    let request = of_trace.or_else(|| rpc.clone()).or(http);
     let is_in_name = |field: &str, value: &str| {
         let has = |name: &String| {
-            field == "otel.name" || value == "_OTHER" || name.split(' ').any(|part| part == value)
+            let mut parts = name.split(' ').chain(name.split('/'));
+            is_said(field) || value == "_OTHER" || parts.any(|part| part == value)
         };
         OF_REQUEST.contains(&field) && request.as_ref().is_some_and(has)
     };
@@ -156,5 +162,11 @@ mod tests {
         assert_eq!(named(&[route, of_trace]), "GET /cart/{id}");
         assert_eq!(named(&[("http.route", "/"), of_trace]), "GET /cart/{id}{http.route=/}");
         assert_eq!(named(&[("otel.name", ""), method, route]), "GET /cart/{id}");
+        let rpc = [("method", "POST"), ("rpc.service", "shop.Cart"), ("rpc.method", "Get")];
+        assert_eq!(named(&[&rpc[..], &[("user", "7")]].concat()), "shop.Cart/Get{user=7}");
+        assert_eq!(
+            named(&[&rpc[..], &[("otel.name", "cart")]].concat()),
+            "cart{rpc.service=shop.Cart rpc.method=Get}"
+        );
     }
 }

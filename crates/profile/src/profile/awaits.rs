@@ -115,36 +115,6 @@ fn are_of_topmost(profile: &Profile) -> bool {
         && profile.link(first).is_some_and(|link| link.parent.is_none())
 }
 
-/// The idle time of the topmost kept spans that neither their awaits nor anything in the profile explains, with the
-/// span's name: spans of one name are one. What ran, waited or awaited inside a span that was idle explains its idle
-/// time, so that the samples and this together are no longer than the span's wall time.
-pub(crate) fn unexplained_idle(profile: &Profile) -> Vec<(&str, u64)> {
-    /// Shorter times are left out.
-    const WORTH_SHOWING_NS: u64 = 1_000_000;
-    let mut spans: Vec<(&str, u64, u64)> = Vec::new();
-    for span in profile.spans.iter().filter(|span| span.is_topmost) {
-        let times = &span.times;
-        let idle_ns = times.idle_ns.saturating_sub(times.explained_idle_ns());
-        match spans.iter_mut().find(|(name, ..)| *name == span.span) {
-            Some((_, all_idle_ns, wall_ns)) => {
-                *all_idle_ns += idle_ns;
-                *wall_ns += times.wall_ns;
-            }
-            None => spans.push((&span.span, idle_ns, times.wall_ns)),
-        }
-    }
-    let mut shown: HashMap<&str, u64> = HashMap::new();
-    for sample in profile.samples().iter().filter(|sample| sample.kind.is_time()) {
-        let root = profile.span_path(sample.link).first().copied().unwrap_or_default();
-        *shown.entry(root).or_default() += sample.total();
-    }
-    let rest = |(name, idle_ns, wall_ns): (_, u64, u64)| {
-        let shown_ns = shown.get(name).copied().unwrap_or_default();
-        (name, idle_ns.min(wall_ns.saturating_sub(shown_ns)))
-    };
-    spans.into_iter().map(rest).filter(|(_, ns)| *ns >= WORTH_SHOWING_NS).collect()
-}
-
 /// The name of the innermost function of the program, or what kind of function it is: line tables have no path of one
 /// that is inlined. Its file and line follow.
 pub(crate) fn own_name(own: &str) -> String {
@@ -254,7 +224,6 @@ fn without_generics(name: &str) -> String {
 mod tests {
     use super::super::code_origin::OwnCode;
     use super::*;
-    use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
         FrameKind, Function, Line, Link, LinkId, Location, LocationId, Point, ProfileId,
     };
@@ -508,50 +477,5 @@ mod tests {
         ] {
             assert_eq!(own_name(name), expected);
         }
-    }
-
-    fn topmost(span: &str, wall: u64, idle: u64, awaited: u64) -> Facts {
-        let times = TimeBreakdown {
-            wall_ns: wall * MS,
-            idle_ns: idle * MS,
-            await_ns: awaited * MS,
-            ..TimeBreakdown::default()
-        };
-        Facts { span: span.to_owned().into(), times, is_topmost: true, ..Facts::default() }
-    }
-
-    #[test]
-    fn idle_time_is_explained_by_awaits_and_by_what_the_profile_shows() {
-        // The wall and idle time and the awaits of a span, its samples, those of a span inside it, and what is left.
-        for (of_span, own, inside, expected) in [
-            ([100, 90, 0], 0, 0, Some(90)),
-            ([100, 90, 70], 70, 0, Some(20)),
-            ([100, 90, 90], 90, 0, None),
-            // A child that ran, or that has an account of its own, while the span was idle.
-            ([100, 90, 0], 0, 60, Some(40)),
-            ([100, 90, 0], 10, 90, None),
-            ([100, 90, 0], 10, 300, None),
-        ] {
-            let mut profile = empty();
-            let [wall, idle, awaited] = of_span;
-            profile.spans = vec![topmost("request", wall, idle, awaited)];
-            profile.spans.push(Facts { is_topmost: false, ..topmost("query", 900, 900, 0) });
-            let outer = profile.add_link(Link::named("request", None));
-            let inner = profile.add_link(Link::named("query", Some(outer)));
-            for (link, ms) in [(outer, own), (inner, inside)] {
-                let stack = fetch(&mut profile, 41);
-                add(&mut profile, SampleKind::Await, stack, Some(link), ms);
-            }
-            let expected: Vec<_> = expected.map(|ms| ("request", ms * MS)).into_iter().collect();
-            assert_eq!(unexplained_idle(&profile), expected, "{of_span:?} {own} {inside}");
-        }
-    }
-
-    #[test]
-    fn idle_time_of_spans_of_one_name_is_added_up() {
-        let mut profile = empty();
-        let [one, two] = [topmost("request", 50, 40, 0), topmost("request", 70, 60, 10)];
-        profile.spans = vec![one, topmost("other", 5, 4, 0), two, topmost("busy", 5, 0, 0)];
-        assert_eq!(unexplained_idle(&profile), [("request", 90 * MS), ("other", 4 * MS)]);
     }
 }

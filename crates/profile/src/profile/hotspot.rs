@@ -58,6 +58,36 @@ impl Hotspot {
     pub fn share(&self) -> Option<f64> {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
+
+    /// For where space is short: without callers, what functions call, and parts of foreign paths. Unless it
+    /// `has_crate`, own functions in modules are without the crate.
+    fn brief(&self, has_crate: bool) -> Self {
+        let mut brief = Self { callers: Vec::new(), ..self.clone() };
+        brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
+        let own = self.functions.iter().find(|function| !function.location.is_empty());
+        let of = own.and_then(|own| own.name.split_once("::"));
+        let of = of.filter(|(of, _)| !has_crate && !of.starts_with('<'));
+        let of = of.map(|(of, _)| format!("{of}::"));
+        let own = |text: &mut String| {
+            let inside = of.as_ref().and_then(|of| text.strip_prefix(of));
+            if let Some(inside) = inside.filter(|inside| inside.contains("::")) {
+                *text = inside.replace("(src/", "(");
+            }
+        };
+        for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
+            let parts: Vec<_> = function.name.split("::").collect();
+            if let [of, _, .., outer, last] = parts.as_slice()
+                && function.location.is_empty()
+                && !function.name.contains(['<', '[', ' '])
+            {
+                function.name = format!("{of}::{outer}::{last}");
+            } else {
+                own(&mut function.name);
+            }
+        }
+        brief.until.as_mut().map(own);
+        brief
+    }
 }
 
 /// A function and its share of something.
@@ -95,6 +125,12 @@ impl Hotspots {
                 *until += &format!(" after {place}");
             }
         }
+    }
+
+    /// For where space is short: with less detail, and if it is very short, without the crate of own functions.
+    #[must_use]
+    pub fn brief(&self, has_crate: bool) -> Self {
+        Self(self.iter().map(|hotspot| hotspot.brief(has_crate)).collect())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
@@ -466,6 +502,21 @@ mod tests {
         CALLERS_NOT_COPIED, FrameKind, Function, Line, Location, LocationId, Mapping, Point,
         ProfileId,
     };
+
+    #[test]
+    fn a_brief_hotspot_still_says_which_function_it_is() {
+        let brief = |name: &str, location: &str| {
+            let mut hotspots = Hotspots::for_test(name, 0.9);
+            hotspots.locate_for_test(location);
+            hotspots.brief(false).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
+        };
+        assert_eq!(brief("render", "src/a.rs:1"), "render");
+        assert_eq!(brief("shop_core::price", "src/lib.rs:4"), "shop_core::price");
+        assert_eq!(brief("app::webapp::render", "src/webapp.rs:4"), "webapp::render");
+        assert_eq!(brief("api::api::list", "src/api.rs:4"), "api::list");
+        assert_eq!(brief("std::sync::poison::mutex::lock", ""), "std::mutex::lock");
+        assert_eq!(brief("<app::A as app::B>::run", "src/b.rs:4"), "<app::A as app::B>::run");
+    }
 
     const MS: u64 = 1_000_000;
     const STD: &str = "/rustc/59807616/library/alloc/src/collections/btree/map.rs";

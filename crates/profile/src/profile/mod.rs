@@ -26,10 +26,10 @@ mod waits;
 
 pub use crate::ids::ProfileId;
 pub use attribute::{Attribute, Value};
+pub(crate) use awaits::SAMPLED_AWAIT_NS;
 #[cfg(feature = "firefox")]
 pub(crate) use awaits::await_place;
 pub use awaits::{Awaits, BEFORE_ERROR};
-pub(crate) use awaits::{SAMPLED_AWAIT_NS, own_name, unexplained_idle};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::CodeOrigin;
 pub use code_origin::{LINKAGE, is_of_dependency};

@@ -73,7 +73,8 @@ impl Profile {
                 SampleKind::Await => (!frames.is_empty()).then(|| awaits::awaited(&frames)),
                 _ => self.blocked_in(sample).map(|call| format!("[{call}]")),
             };
-            let (Some(call), own) = (call, wait_site(&frames)) else { continue };
+            let Some(call) = call else { continue };
+            let own = frames.get(own_number(&frames)).copied().unwrap_or_default();
             let site = [self.name_of(&own), own.place(), call];
             // Each line that awaits does so for something else.
             let of =
@@ -333,12 +334,7 @@ const EXECUTES: [&str; 5] = ["runtime", "executor", "async_task", "async-task", 
 
 pub(super) const UNKNOWN: &str = "an unknown function";
 
-/// The innermost function of the program itself, or what comes next to that.
-fn wait_site<'a>(frames: &[SourceFunction<'a>]) -> SourceFunction<'a> {
-    frames.get(own_number(frames)).copied().unwrap_or_default()
-}
-
-/// The number of the frame that [`wait_site`] returns.
+/// The number of the innermost function of the program itself, or of what comes next to that.
 pub(super) fn own_number(frames: &[SourceFunction<'_>]) -> usize {
     let innermost = frames.iter().enumerate().min_by_key(|(_, frame)| frame.origin);
     innermost.map_or(0, |(number, _)| number)
@@ -555,7 +551,7 @@ mod tests {
             frame("{async_fn#0}", "/home/me/shop/src/legacy.rs", 21),
             frame("<F as core::future::future::Future>::poll", "", 0),
         ];
-        let found = wait_site(&stack);
+        let found = stack[own_number(&stack)];
         assert_eq!((found.name, found.place().as_str()), ("{async_fn#0}", "src/legacy.rs:21"));
     }
 

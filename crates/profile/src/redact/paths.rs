@@ -4,23 +4,22 @@ use std::borrow::Cow;
 
 /// Source directories of a package.
 const SOURCES: [&str; 4] = ["src", "tests", "examples", "benches"];
-/// The prefix of a path with a host name.
-const OF_HOST: &str = r"\\";
 
 /// Shortens the path of a source file, like cargo's `trim-paths`. It begins at the package: `tokio-1.50.0/src/lib.rs`
 /// wherever the registry is, `/rustc/library/std/src/io/mod.rs` wherever the toolchain is, `shop/src/main.rs` with the
 /// package's directory but none above it. Of other files, the name and its directory remain.
 ///
-/// Relative paths are unchanged, unless they contain `..`.
+/// Relative paths are unchanged, unless they contain `..`. Of paths of Windows, on which programs for Linux are built, too,
+/// only the name of the file remains.
 pub(super) fn short_source(path: &str) -> Cow<'_, str> {
-    let is_of_host = path.starts_with(OF_HOST);
-    let path = with_slashes(path);
-    let is_absolute = path.starts_with('/') || has_drive(&path);
-    if !is_absolute && !path.split('/').any(|part| part == "..") {
-        return path;
+    if path.contains('\\') || path.get(1..3) == Some(":/") {
+        return Cow::Borrowed(path.rsplit(['/', '\\']).next().unwrap_or_default());
     }
-    let parts = normal(&path);
-    let parts = if is_of_host { below_share(&parts) } else { &parts };
+    let is_absolute = path.starts_with('/');
+    if !is_absolute && !path.split('/').any(|part| part == "..") {
+        return Cow::Borrowed(path);
+    }
+    let parts = &*normal(path);
     let is_in_sources = || parts.iter().any(|part| SOURCES.contains(part));
     Cow::Owned(match of_toolchain(parts) {
         Some(rest) => format!("/rustc/{}", rest.join("/")),
@@ -41,26 +40,6 @@ pub(super) fn short_code(path: &str) -> Cow<'_, str> {
     match path.rsplit_once('/') {
         Some((_, name)) if path.starts_with('/') && !is_of_system => Cow::Borrowed(name),
         _ => Cow::Borrowed(path),
-    }
-}
-
-/// Programs for Linux are built on other systems, too.
-fn with_slashes(path: &str) -> Cow<'_, str> {
-    let is_of_windows = has_drive(path) || path.starts_with(OF_HOST) || path.starts_with("..\\");
-    if is_of_windows { path.replace('\\', "/").into() } else { path.into() }
-}
-
-fn has_drive(path: &str) -> bool {
-    matches!(path.as_bytes(), [letter, b':', b'/' | b'\\', ..] if letter.is_ascii_alphabetic())
-}
-
-/// The part below the share of `//host/share/...`. Local paths can have the same prefix.
-fn below_share<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
-    match parts {
-        ["?", rest @ ..] if rest.first().is_some_and(|part| part.ends_with(':')) => rest,
-        [drive, ..] if drive.ends_with(':') => parts,
-        ["?", "UNC", _, _, rest @ ..] | [_, _, rest @ ..] => rest,
-        _ => parts,
     }
 }
 
@@ -110,15 +89,13 @@ fn from_package<'a, 'b>(parts: &'b [&'a str]) -> &'b [&'a str] {
 
 /// The number of leading directories that are personal and never shown.
 fn personal(parts: &[&str]) -> usize {
-    // A drive comes first.
-    let drive = usize::from(parts.first().is_some_and(|part| part.ends_with(':')));
     // Also in mounted directories: `/mnt/c/Users/alice/`.
     let is_home = |two: &[&str]| matches!(two, ["home" | "Users", name] if !SOURCES.contains(name));
     let dirs = parts.get(..parts.len().saturating_sub(1)).unwrap_or_default();
     match dirs.windows(2).position(is_home) {
         Some(home) => home + 2,
         None if matches!(parts, ["root", _, ..]) => 1,
-        None => drive,
+        None => 0,
     }
 }
 
@@ -180,9 +157,10 @@ mod tests {
             ("/Users/alice/x/y/z.c", "y/z.c"),
             (
                 "C:\\Users\\alice\\.cargo\\registry\\src\\index.crates.io-6f17\\tokio-1.2.0\\src\\x.rs",
-                "tokio-1.2.0/src/x.rs",
+                "x.rs",
             ),
-            ("C:\\Users\\alice\\shop\\src\\x.rs", "shop/src/x.rs"),
+            ("C:\\Users\\alice\\shop\\src\\x.rs", "x.rs"),
+            ("C:/Users/alice/shop/src/x.rs", "x.rs"),
             (
                 "/home/alice/shop/target/release/build/shop-0123456789abcdef/out/rules.rs",
                 "shop-0123456789abcdef/out/rules.rs",
@@ -199,9 +177,9 @@ mod tests {
             ("..\\alice\\x.rs", "x.rs"),
             ("../cart/src/lib.rs", "cart/src/lib.rs"),
             (r"\\host\alice\x.rs", "x.rs"),
-            (r"\\host\share\shop\src\x.rs", "shop/src/x.rs"),
-            (r"\\wsl$\Debian\home\alice\src\x.rs", "src/x.rs"),
-            (r"\\?\C:\Users\alice\src\x.rs", "src/x.rs"),
+            (r"\\host\share\shop\src\x.rs", "x.rs"),
+            (r"\\wsl$\Debian\home\alice\src\x.rs", "x.rs"),
+            (r"\\?\C:\Users\alice\src\x.rs", "x.rs"),
             (r"\\?\UNC\host\alice\x.rs", "x.rs"),
             ("/build/glibc-2.36/nptl/futex-internal.c", "nptl/futex-internal.c"),
             ("/x.c", "x.c"),

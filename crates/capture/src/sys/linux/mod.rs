@@ -4,7 +4,6 @@ mod blocked;
 mod calls;
 mod clock;
 mod context;
-mod counters;
 mod files;
 mod fork;
 mod maps;
@@ -39,4 +38,4 @@ pub(crate) fn parse_map(line: &[u8]) -> bool {
 pub use self::{
     blocked::*, calls::*, clock::*, files::*, maps::*, modules::*, own_files::*, perf::*, thread::*,
 };
-pub(crate) use self::{counters::*, pages::*, ring::*, signal::*, signal_stack::*, timer::*};
+pub(crate) use self::{pages::*, ring::*, signal::*, signal_stack::*, timer::*};

@@ -67,7 +67,7 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), the kernel's call chain,
 /// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
-    let event = open(&mut sampling(request), tid, None)?;
+    let event = open(&mut sampling(request), tid)?;
     PerfRing::map(event, request.ring_bytes)
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn open_switch_ring(ring_bytes: usize, tid: u32) -> Result<PerfRing, 
     // No thread waits for this ring: the collector reads it in its scans.
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    PerfRing::map(open(&mut attr, tid, None)?, ring_bytes)
+    PerfRing::map(open(&mut attr, tid)?, ring_bytes)
 }
 
 /// Samples the user registers of the calling thread when it is switched out, with privileges. For tests of inferred ones.
@@ -117,7 +117,7 @@ pub(crate) fn open_switch_registers(ring_bytes: usize) -> Result<PerfRing, WhyRe
     attr.sample_type = u64::from(PERF_SAMPLE_TIME | PERF_SAMPLE_REGS_USER);
     attr.sample_regs_user = REGISTERS;
     attr.__bindgen_anon_1.sample_period = 1;
-    PerfRing::map(open(&mut attr, current_tid(), None)?, ring_bytes)
+    PerfRing::map(open(&mut attr, current_tid())?, ring_bytes)
 }
 
 /// Keeps the kernel's perf events machinery enabled, by an event that is never enabled and has no ring.
@@ -128,10 +128,10 @@ pub(crate) fn open_keep_alive() -> Result<PerfEvent, WhyRefused> {
     let mut attr = software(PERF_COUNT_SW_DUMMY);
     attr.set_exclude_kernel(1);
     attr.set_disabled(1);
-    open(&mut attr, current_tid(), None)
+    open(&mut attr, current_tid())
 }
 
-pub(super) fn software(config: u32) -> perf_event_attr {
+fn software(config: u32) -> perf_event_attr {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -144,20 +144,13 @@ pub(super) fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-/// Opens an event on a thread, in the group of another one if that is given.
-pub(super) fn open(
-    attr: &mut perf_event_attr,
-    tid: u32,
-    leader: Option<&PerfEvent>,
-) -> Result<PerfEvent, WhyRefused> {
+/// Opens an event on a thread.
+fn open(attr: &mut perf_event_attr, tid: u32) -> Result<PerfEvent, WhyRefused> {
     if !may(FilteredSyscall::PerfEventOpen) {
         return Err(WhyRefused::KilledBySeccomp);
     }
     const ANY_CPU: i32 = -1;
     const NO_GROUP: i32 = -1;
-    let group =
-        leader.map(PerfEvent::file).transpose().map_err(|error| WhyRefused::of_ioctl(&error))?;
-    let group = group.map_or(NO_GROUP, |file| file.as_raw_fd());
     // SAFETY: `attr` is initialized and contains its own size. It requests events on a thread of this process, which affect
     // nothing but the ring.
     let event = unsafe {
@@ -165,7 +158,7 @@ pub(super) fn open(
             attr,
             tid.cast_signed(),
             ANY_CPU,
-            group,
+            NO_GROUP,
             u64::from(PERF_FLAG_FD_CLOEXEC),
         )
     };
@@ -237,7 +230,7 @@ impl PerfEvent {
         Ok(Self { file: Some(file), id })
     }
 
-    pub(super) fn enable(&self) -> Result<(), WhyRefused> {
+    fn enable(&self) -> Result<(), WhyRefused> {
         // SAFETY: an ioctl without an argument, on an event of this layer.
         self.change(|event| unsafe { perf_event_open_sys::ioctls::ENABLE(event, 0) })
     }
@@ -259,7 +252,7 @@ impl PerfEvent {
     }
 
     /// The event's file, if the descriptor still refers to it.
-    pub(super) fn file(&self) -> io::Result<BorrowedFd<'_>> {
+    fn file(&self) -> io::Result<BorrowedFd<'_>> {
         let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
         Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
     }
