@@ -186,6 +186,7 @@ fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
     let routes = Router::new()
         .route("/fast/{id}", get(|| async {}))
         .route("/broken", get(|| async { StatusCode::BAD_GATEWAY }))
+        .route("/reset/{token}", post(|| async { StatusCode::BAD_GATEWAY }))
         .route("/shop.Cart/Get", post(grpc_failed))
         .route("/shop.Cart/Find", post(refused));
     let app = app(routes);
@@ -206,8 +207,10 @@ fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(log).with(layer));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tracing::dispatcher::with_default(&dispatch, || {
-        for path in ["/broken", "/fast/1", "/shop.Cart/Get", "/shop.Cart/Find"].repeat(2) {
-            let request = match path.starts_with("/shop") {
+        // Any client can say that it calls a service.
+        let paths = ["/broken", "/fast/1", "/reset/secret", "/shop.Cart/Get", "/shop.Cart/Find"];
+        for path in paths.repeat(2) {
+            let request = match path.starts_with("/shop") || path.starts_with("/reset") {
                 true => Request::post(path).header("content-type", "application/grpc+proto"),
                 false => Request::get(path),
             };
@@ -236,6 +239,7 @@ fn requests_without_a_profiled_span_get_one_and_responses_say_whether_they_faile
     };
     let of_each = [
         own(&[("http.request.method", "GET"), ("http.route", "/broken")]),
+        own(&[("http.request.method", "POST"), ("http.route", "/reset/{token}")]),
         own(&[("rpc.service", "shop.Cart"), ("rpc.method", "Get")]),
     ];
     let expected = [&of_each[..]; 2].concat();
@@ -256,12 +260,14 @@ fn requests_with_a_profiled_span_get_no_other_one() {
     // They have no route of their own.
     let http = of(&[("method", "GET"), ("http.route", "/broken")]);
     let grpc = of(&[("method", "POST"), ("rpc.service", "shop.Cart"), ("rpc.method", "Get")]);
-    let expected = [http.clone(), grpc.clone(), http, grpc];
+    let posted = of(&[("method", "POST"), ("http.route", "/reset/{token}")]);
+    let of_each = [http, posted, grpc];
+    let expected = [&of_each[..]; 2].concat();
     assert_eq!(kept_of(|app| app.layer(AwaitsLayer::new()).layer(info())), expected);
     // Outside of it there is another one of the first request, which the response fails.
     let names = kept_of(|app| app.layer(info()).layer(AwaitsLayer::new()));
     let routes = names.iter().map(|(_, fields, _)| fields.last().unwrap().1.as_str());
-    assert_eq!(routes.collect::<Vec<_>>(), ["/broken", "Get"]);
+    assert_eq!(routes.collect::<Vec<_>>(), ["/broken", "/reset/{token}", "Get"]);
 }
 
 /// A task that the handler has spawned keeps the span open.

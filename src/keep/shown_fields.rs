@@ -250,6 +250,28 @@ mod tests {
     use crate::span::{OtherSpan, SpanKey, Spans};
     use crate::sys::Clock;
 
+    #[cfg(feature = "tower")]
+    #[test]
+    fn a_route_is_added_where_it_is_shown_and_there_is_none() {
+        let added = |known: &[(&'static str, &str)], shown: ShownFields| {
+            let mut values = FieldValues::default();
+            known.iter().for_each(|(name, value)| values.set(name, (*value).to_owned()));
+            let names = [("http.request.method", Some("GET")), ("http.route", Some("/cart/{id}"))];
+            values.add_route(names, &shown);
+            values
+                .into_vec()
+                .into_iter()
+                .skip(known.len())
+                .map(|(_, value)| value)
+                .collect::<Vec<_>>()
+        };
+        let method = [("method", "GET")];
+        assert_eq!(added(&method, ShownFields::default()), ["/cart/{id}"]);
+        assert!(added(&method, ShownFields::new(["method"])).is_empty(), "not shown");
+        assert!(added(&[method[0], ("otel.name", "cart")], ShownFields::default()).is_empty());
+        assert!(added(&[("user", "7")], ShownFields::default()).is_empty(), "no request");
+    }
+
     /// Records the fields of all spans.
     struct Storing(ShownFields);
 

@@ -156,14 +156,21 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         // Of an error, what it says is worth more than its place; a panic has both.
         let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
         first.facts.error_at.take_if(|_| first.error.as_ref().is_some_and(is_said));
+        // The report has the ids of the threads.
+        let is_of_id = |c: char| c.is_ascii_digit() || c == ')';
+        let parts = |text: Arc<str>| {
+            text.split(" (thread ").map(|it| it.trim_start_matches(is_of_id)).collect::<String>()
+        };
+        first.facts.deadlock = first.facts.deadlock.map(|text| parts(text).into());
         let (line, said, _) = line(&first, &brief, no_profile);
         (line.replace(", 100 % in ", " in "), said)
     };
-    let (with_crate, more) = brief(true);
-    let best = if more > said || is_long(&whole) { with_crate } else { whole };
+    let ((with_crate, more), (shortest, most)) = (brief(true), brief(false));
+    let is_better = more > said || is_long(&whole);
+    let (best, said) = if is_better { (with_crate, more) } else { (whole, said) };
     // Beside code that is named, a lesser reason is worth no path.
-    match is_long(&best) || !best.contains(" in ") {
-        true => fitting(brief(false).0),
+    match is_long(&best) || most > said && !best.contains(" in ") {
+        true => fitting(shortest),
         false => best,
     }
 }
@@ -310,7 +317,7 @@ fn waits(kept: &Kept, blocked_ns: u64) -> Option<String> {
     let blocking = in_async.as_ref().filter(|_| blocked_ns > 0).map(|site| {
         let named = hotspot.map_or_else(String::new, Hotspot::names);
         // In a long line the function is without its crate.
-        let is_there = !named.is_empty() && site.function.ends_with(&named);
+        let is_there = named == site.function || site.function.ends_with(&format!("::{named}"));
         let place = if is_there { String::new() } else { format!(" in {}", at_site(site)) };
         let time = Ns(nanoseconds(*in_async_total).min(blocked_ns));
         (is_there, format!("{time} blocking its executor{place}"))
@@ -936,6 +943,29 @@ mod tests {
         assert_eq!(line(&kept), all);
         kept.spans[0].facts.times.idle_ns = 100_000_000;
         assert!(!line(&kept).contains("idle"), "{}", line(&kept));
+    }
+
+    #[test]
+    fn a_long_line_has_both_sides_of_a_deadlock_and_what_an_error_says() {
+        let mut kept = kept();
+        let [a, b] = ["`GET /staff/swap/{id}/{role}`", "`GET /calendar/of/{ward}`"];
+        let facts = &mut kept.spans[0].facts;
+        let said = |[of_a, of_b]: [&str; 2]| {
+            let waits = "waits for the lock of";
+            format!("deadlock: {a}{of_a} {waits} {b}{of_b}, which {waits} {a}{of_a}")
+        };
+        facts.deadlock = Some(said([" (thread 17989)", " (thread 17990)"]).into());
+        let expected = format!("kept `test`: {}; 1.29 s on-CPU", said(["", ""]));
+        assert!(line(&kept).starts_with(&expected), "{}", line(&kept));
+        let facts = &mut kept.spans[0].facts;
+        (facts.deadlock, facts.error_at) = (None, Some("src/error.rs:31".to_owned()));
+        let error = "e".repeat(140);
+        for (is_panic, place) in [(false, ""), (true, ", panicked at src/error.rs:31")] {
+            kept.spans[0].error = Some((error.as_str().into(), is_panic));
+            let expected = format!("kept `test`: error \"{error}\"{place}");
+            assert!(line(&kept).starts_with(&expected), "{}", line(&kept));
+            assert!(!line(&kept).contains("logged at"));
+        }
     }
 
     #[test]
