@@ -8,7 +8,7 @@
 //!
 //! ```sh
 //! OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf \
-//!     cargo run --release --example kept_traces
+//!     cargo run --release --features otlp-http --example kept_traces
 //! ```
 #![allow(clippy::print_stdout, reason = "an example, run by hand")]
 
@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use opentelemetry::trace::{TraceId, TracerProvider};
+#[cfg(feature = "opentelemetry-otlp")]
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
@@ -39,15 +40,19 @@ fn main() -> Result<(), AnyError> {
     // Only for what is printed at the end: a service has neither of them in memory.
     let (all, out) = (InMemorySpanExporter::default(), InMemorySpanExporter::default());
     let batches = BatchSpanProcessor::builder(out.clone()).build();
-    let mut provider = SdkTracerProvider::builder()
+    let provider = SdkTracerProvider::builder()
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource)
         .with_span_processor(SimpleSpanProcessor::new(all.clone()))
         .with_span_processor(KeptTraces::new(batches).one_in(100));
-    if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
-        let batches = BatchSpanProcessor::builder(SpanExporter::builder().build()?).build();
-        provider = provider.with_span_processor(KeptTraces::new(batches).one_in(100));
-    }
+    #[cfg(feature = "opentelemetry-otlp")]
+    let provider = match std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT") {
+        Some(_) => {
+            let batches = BatchSpanProcessor::builder(SpanExporter::builder().build()?).build();
+            provider.with_span_processor(KeptTraces::new(batches).one_in(100))
+        }
+        None => provider,
+    };
     let provider = provider.build();
     let opentelemetry = tracing_opentelemetry::layer().with_tracer(provider.tracer("shop"));
     tracing_subscriber::registry()

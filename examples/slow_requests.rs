@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
+#[cfg(feature = "opentelemetry-otlp")]
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{
@@ -56,13 +57,15 @@ fn main() -> Result<(), AnyError> {
     let _inside = runtime.enter();
     // Only for what is printed at the end: a service has no exporter into memory.
     let spans = InMemorySpanExporter::default();
-    let mut provider = SdkTracerProvider::builder()
+    let provider = SdkTracerProvider::builder()
         .with_resource(resource)
         .with_span_processor(SimpleSpanProcessor::new(spans.clone()));
-    if std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT").is_some() {
+    #[cfg(feature = "opentelemetry-otlp")]
+    let provider = match std::env::var_os("OTEL_EXPORTER_OTLP_ENDPOINT") {
         // It reads the same variables as the profiling layer.
-        provider = provider.with_batch_exporter(SpanExporter::builder().build()?);
-    }
+        Some(_) => provider.with_batch_exporter(SpanExporter::builder().build()?),
+        None => provider,
+    };
     let provider = provider.build();
     tracing_subscriber::registry()
         .with(

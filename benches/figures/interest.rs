@@ -9,8 +9,8 @@ use crate::hosts::{Host, SHORT, half_interval, log_ratio, print_added, rounds};
 use crate::measure::{added, figure, median};
 use crate::service::REQUESTS;
 
-const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/hosts");
-const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/hosts");
+const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/hosts");
+const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/hosts");
 
 pub(crate) fn run() {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -219,7 +219,7 @@ const OF_INTEREST: [&str; 9] = [
 /// Before the first round of a process: files are read, threads are started and symbols are loaded.
 const WARM_UP: Duration = Duration::from_millis(400);
 pub(crate) const REQUESTS: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/benches/figures/service/requests.lua");
+    concat!(env!("CARGO_MANIFEST_DIR"), "/figures/service/requests.lua");
 
 pub(crate) fn run() {
     if Command::new("wrk").arg("-v").output().is_err() {

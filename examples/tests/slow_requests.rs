@@ -1,7 +1,6 @@
 //! The shop of the example together with OpenTelemetry: every exported id has a file, and every file has an exported
 //! id.
 
-#![cfg(feature = "opentelemetry-sdk")]
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -10,8 +9,9 @@
     reason = "a test"
 )]
 
-#[path = "../examples/shop/mod.rs"]
+#[path = "../shop/mod.rs"]
 mod shop;
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
