@@ -55,7 +55,7 @@ def kind(dictionary, profile):
 def nanoseconds(dictionary, profile, sample):
     """The time that a sample represents."""
     if kind(dictionary, profile) == "samples":
-        return len(sample.timestamps_unix_nano) * profile.period
+        return (sum(sample.values) or len(sample.timestamps_unix_nano)) * profile.period
     assert kind(dictionary, profile) in ("cpu", *TURNED), kind(dictionary, profile)
     # Waits have a time each. Pyroscope takes others only with one value.
     times = len(sample.values) if kind(dictionary, profile) == "off_cpu" else 0

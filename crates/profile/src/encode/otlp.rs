@@ -21,14 +21,14 @@ use crate::profile::{
 
 /// Encodes a binary `ProfilesData`. The bytes are also a valid `ExportProfilesServiceRequest`.
 ///
-/// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile. Waits are another of the type
-/// `off_cpu` in nanoseconds, each with its start and duration. Awaits (`await`) and scheduling delays (`scheduling_delay`)
-/// are two more, in nanoseconds, with a sum for each stack. Allocations are two profiles, with the bytes (`alloc_space`) and the number (`alloc_objects`)
-/// that each sample represents. On-CPU samples have the id of `profile`, and the others
-/// [`SampleKind::id_of`].
+/// A profile in OTLP has samples of one type. On-CPU samples are therefore one profile, with the id of `profile`. Others
+/// have a [`SampleKind::id_of`] it: waits are of the type `off_cpu` in nanoseconds, each with its start and duration.
+/// Awaits (`await`) and scheduling delays (`scheduling_delay`) have a sum in nanoseconds for each stack, and allocations
+/// are two profiles, of bytes (`alloc_space`) and numbers (`alloc_objects`).
 ///
-/// If all on-CPU samples represent the same CPU time or multiples of it, each is a timestamp, or several equal ones.
-/// Otherwise timestamps would count for too little or too much, and each sample is its CPU time in nanoseconds.
+/// On-CPU samples of a span are counted (`samples`): each is a period. If all represent the same CPU time or multiples of
+/// it, each is a timestamp, or several equal ones; otherwise their sum, with a period of 1 ns. Those of a process are CPU
+/// time (`cpu` in nanoseconds).
 pub fn otlp(profile: &Profile, resource: &Resource) -> Vec<u8> {
     otlp_message(profile, resource).encode_to_vec()
 }
@@ -178,8 +178,8 @@ fn encode_common(
 }
 
 fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::Profile {
-    // Profilers of processes send CPU time.
-    let weight = profile.unit_weight_ns().filter(|_| !profile.is_of_process());
+    let is_of_process = profile.is_of_process();
+    let weight = profile.unit_weight_ns().filter(|_| !is_of_process);
     let samples = merge(profile, SampleKind::OnCpu, dictionary).into_iter();
     let samples = samples.map(|(sample, points)| match weight {
         Some(unit) => {
@@ -194,17 +194,17 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
             proto::Sample { values: vec![signed(sum)], ..sample }
         }
     });
-    let samples = samples.collect();
-    let sample_type = match weight {
-        Some(_) => dictionary.value_type(["samples", "count"]),
-        None => dictionary.value_type(SampleKind::OnCpu.value_type()),
-    };
-    let period_type = dictionary.value_type(SampleKind::OnCpu.value_type());
+    let cpu = SampleKind::OnCpu.value_type();
+    // Profilers of processes send CPU time. Of spans, receivers are asked for one type.
+    let (sample_type, otherwise) =
+        if is_of_process { (cpu, profile.period_ns) } else { (["samples", "count"], 1) };
+    let sample_type = dictionary.value_type(sample_type);
+    let period_type = dictionary.value_type(cpu);
     proto::Profile {
         sample_type: Some(sample_type),
-        samples,
+        samples: samples.collect(),
         period_type: Some(period_type),
-        period: signed(weight.unwrap_or(profile.period_ns).max(1)),
+        period: signed(weight.unwrap_or(otherwise).max(1)),
         ..encode_common(profile, profile.id, dictionary)
     }
 }
@@ -517,12 +517,13 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_several_rates_are_cpu_time() {
+    fn samples_of_several_rates_are_counted_in_nanoseconds() {
         let data = decode(&mixed_rates());
         let dictionary = data.dictionary.as_ref().unwrap();
         let profile = only_profile(&data);
         let kind = profile.sample_type.unwrap().type_strindex;
-        assert_eq!(dictionary.string_table[kind as usize], "cpu");
+        // As those of one rate: Grafana asks for the spans of one type.
+        assert_eq!((&*dictionary.string_table[kind as usize], profile.period), ("samples", 1));
         assert!(profile.samples.iter().all(|sample| sample.timestamps_unix_nano.is_empty()));
         let sum: i64 = profile.samples.iter().flat_map(|sample| &sample.values).sum();
         assert_eq!(sum, 6_300_000);
