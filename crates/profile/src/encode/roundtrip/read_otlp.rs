@@ -48,17 +48,18 @@ impl Reader {
             let values = sample.values.iter().map(|value| value.unsigned_abs());
             let times = sample.timestamps_unix_nano.iter().copied();
             let (kind, points): (_, Vec<(u64, u64)>) = match (kind.0.as_str(), kind.1.as_str()) {
-                ("samples", "count") => {
+                ("samples", "count") if sample.values.is_empty() => {
                     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
                     times.for_each(|time| *counts.entry(time).or_default() += 1);
                     let period = profile.period.unsigned_abs();
                     let points = counts.into_iter().map(|(time, count)| (time, count * period));
                     (SampleKind::OnCpu, points.collect())
                 }
-                ("cpu", "nanoseconds") => (
-                    SampleKind::OnCpu,
-                    values.map(|value| (profile.time_unix_nano, value)).collect(),
-                ),
+                ("samples", "count") => {
+                    assert_eq!((profile.period, values.len()), (1, 1));
+                    let points = values.map(|ns| (profile.time_unix_nano, ns));
+                    (SampleKind::OnCpu, points.collect())
+                }
                 other => {
                     let kind = match other {
                         ("off_cpu", "nanoseconds") => SampleKind::OffCpu,
