@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let spans = InMemorySpanExporter::default();
     let profiling = ProfilingLayer::builder()
         // Spans of the target `fast` are never slow.
-        .rules("100ms,fast=1h".parse()?)
+        .rules("100ms|hung=off,fast=1h".parse()?)
         .with_env()?
         .resource(resource.clone())
         .build()?;
@@ -95,9 +95,9 @@ fn requests() {
     info_span!(target: "fast", "root that is not kept").in_scope(|| {
         info_span!("child of no kept root").in_scope(|| load_orphan(200 * MS));
     });
-    // Open for longer than ten times 100 ms when its first stream begins.
+    // Open for longer than ten seconds when its first stream begins.
     info_span!("connection").in_scope(|| {
-        sleep(1_200 * MS);
+        sleep(10_200 * MS);
         let part = || info_span!(target: "fast", "part");
         info_span!("stream a").in_scope(|| part().in_scope(|| serve_stream_a(200 * MS)));
         info_span!("stream b").in_scope(|| part().in_scope(|| serve_stream_b(200 * MS)));
