@@ -138,14 +138,12 @@ impl Display for WallSplit {
         let parts = self.parts().filter(|(_, ns)| *ns >= wall_ns / 10_000);
         for (number, (kind, ns)) in parts.enumerate() {
             f.write_str(if number == 0 { " = " } else { " + " })?;
-            match kind {
-                TimeKind::OnCpu if is_vague(ns, self.error_ns) => {
-                    write!(f, "at most {}", Ns(ns.saturating_add(self.error_ns)))?;
-                }
-                _ => Ns(ns).fmt(f)?,
-            }
             let share = 100.0 * ns as f64 / wall_ns as f64;
-            write!(f, " {} ({share:.0} %)", kind.words())?;
+            write!(f, "{} {} ({share:.0} %", Ns(ns), kind.words())?;
+            if kind == TimeKind::OnCpu && is_vague(ns, self.error_ns) {
+                write!(f, ", ± {}", Ns(self.error_ns))?;
+            }
+            f.write_str(")")?;
         }
         Ok(())
     }
@@ -200,15 +198,16 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_is_as_large_as_the_time_leaves_nothing_but_a_bound() {
+    fn an_error_that_is_as_large_as_the_time_is_beside_it() {
         let times = TimeBreakdown {
             wall_ns: 49_000,
             on_cpu_ns: 9_000,
-            on_cpu_error_ns: 9_001,
+            on_cpu_error_ns: 9_040,
             off_cpu_ns: 40_000,
             ..TimeBreakdown::default()
         };
-        let text = split(times).to_string();
-        assert!(text.starts_with("wall 49.0 µs = at most 18.0 µs on-CPU"), "{text}");
+        // What stands between the signs adds up.
+        let text = "wall 49.0 µs = 9.00 µs on-CPU (18 %, ± 9.04 µs) + 40.0 µs blocked (82 %)";
+        assert_eq!(split(times).to_string(), text);
     }
 }
