@@ -2,7 +2,7 @@
 //!
 //! A mutex of glibc has the id of the thread that holds it. Of other locks that is inferred: a guard has the address of the
 //! lock, and is on the stack of the thread that holds it. Known are the locks of the standard library, parking_lot and
-//! dashmap that one thread holds alone.
+//! dashmap that one thread holds alone, of `RwLock` of the standard library also to read.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -131,7 +131,7 @@ impl Futex {
         // Writers wait for the word after the state, a counter.
         let state = futex.checked_sub(4);
         if let Some(state) =
-            state.filter(|at| word(*at).is_some_and(std_lock::is_written_with_writers))
+            state.filter(|at| word(*at).is_some_and(std_lock::is_held_with_writers))
         {
             return Self::Lock(state);
         }
@@ -173,8 +173,8 @@ mod std_lock {
         state & WRITTEN == WRITTEN && state & READERS_WAIT != 0
     }
 
-    pub(super) fn is_written_with_writers(state: u32) -> bool {
-        state & WRITTEN == WRITTEN && state & WRITERS_WAIT != 0
+    pub(super) fn is_held_with_writers(state: u32) -> bool {
+        matches!(state & WRITTEN, WRITTEN | 1) && state & WRITERS_WAIT != 0
     }
 }
 
@@ -274,9 +274,11 @@ mod tests {
         let (readers, writers) = (1 << 30, 1 << 31);
         let written = (1 << 30) - 1;
         assert!(std_lock::is_written_with_readers(written | readers));
-        assert!(std_lock::is_written_with_writers(written | readers | writers));
+        assert!(std_lock::is_held_with_writers(written | readers | writers));
+        assert!(std_lock::is_held_with_writers(1 | writers), "one reader");
         assert!(!std_lock::is_written_with_readers(written));
-        assert!(!std_lock::is_written_with_writers(5 | writers), "five readers");
+        assert!(!std_lock::is_held_with_writers(5 | writers), "five readers");
+        assert!(!std_lock::is_held_with_writers(writers), "none");
     }
 
     #[test]

@@ -32,6 +32,7 @@ enum Kind {
     Mutex,
     Lot,
     Write,
+    Read,
     LotWrite,
     Map,
 }
@@ -64,6 +65,11 @@ impl Locks {
                 inside();
                 *held += 1;
             }
+            Kind::Read => {
+                let held = self.rw.read().unwrap();
+                inside();
+                drop(std::hint::black_box(held));
+            }
             Kind::LotWrite => {
                 let mut held = self.lot_rw.write();
                 inside();
@@ -84,6 +90,7 @@ impl Locks {
             Kind::Write if reads => drop(self.rw.read().unwrap()),
             Kind::LotWrite if reads => drop(self.lot_rw.read()),
             Kind::Map if reads => drop(self.map.get(&0)),
+            Kind::Read => *self.rw.write().unwrap() += 1,
             _ => self.hold(kind, || {}),
         }
     }
@@ -104,7 +111,7 @@ impl Locks {
                     self.lot_changed.wait(&mut held);
                 }
             }
-            Kind::Write | Kind::LotWrite | Kind::Map => {
+            Kind::Write | Kind::Read | Kind::LotWrite | Kind::Map => {
                 self.hold(kind, || {});
                 while go_on() {
                     thread::park();
@@ -166,8 +173,8 @@ struct Case {
 
 impl Case {
     fn random(mut random: impl FnMut(u64) -> u64) -> Self {
-        let kind =
-            [Kind::Mutex, Kind::Lot, Kind::Write, Kind::LotWrite, Kind::Map][random(5) as usize];
+        let kinds = [Kind::Mutex, Kind::Lot, Kind::Write, Kind::Read, Kind::LotWrite, Kind::Map];
+        let kind = kinds[random(6) as usize];
         let how = [While::Sleeps, While::Receives, While::Runs, While::Deep][random(4) as usize];
         Self {
             kind,

@@ -141,7 +141,6 @@ impl<'a> CallTree<'a> {
         self.functions.get(function).is_some_and(|function| function.is_own)
     }
 
-    /// The samples of a kind.
     pub(super) fn samples(&self, kind: SampleKind) -> Vec<SampledCall<'a>> {
         let sampled = |sample: &'a Sample| {
             let end = self.ends.get(sample.stack.number() as usize).copied().unwrap_or_default();
@@ -150,7 +149,6 @@ impl<'a> CallTree<'a> {
         self.profile.without_joins(kind).into_iter().map(sampled).collect()
     }
 
-    /// Whether a function is on the stack of a sample.
     pub(super) fn is_in(&self, sample: &SampledCall<'_>, function: usize) -> bool {
         self.path(sample.end).any(|called| called == function)
     }

@@ -65,14 +65,15 @@ impl Hotspot {
         let mut brief = Self { callers: Vec::new(), ..self.clone() };
         brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
         let own = self.functions.iter().find(|function| !function.location.is_empty());
-        let of = own.and_then(|own| own.name.split_once("::"));
-        let of = of.filter(|(of, _)| !has_crate && !of.starts_with('<'));
-        let of = of.map(|(of, _)| format!("{of}::"));
+        let of = own.filter(|_| !has_crate).and_then(|own| own.name.split_once("::"));
+        let of = of.map(|(of, _)| format!("{of}::")).filter(|of| !of.starts_with('<'));
         let own = |text: &mut String| {
-            let inside = of.as_ref().and_then(|of| text.strip_prefix(of));
-            if let Some(inside) = inside.filter(|inside| inside.contains("::")) {
-                *text = inside.replace("(src/", "(");
-            }
+            let Some(of) = &of else { return };
+            let words = text.split(' ').map(|word| {
+                let inside = word.strip_prefix(of.as_str()).filter(|it| it.contains("::"));
+                inside.unwrap_or(word)
+            });
+            *text = words.collect::<Vec<_>>().join(" ").replace("(src/", "(");
         };
         for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
             let parts: Vec<_> = function.name.split("::").collect();
@@ -84,6 +85,7 @@ impl Hotspot {
             } else {
                 own(&mut function.name);
             }
+            function.location = function.location.replacen("src/", "", of.is_some().into());
         }
         brief.until.as_mut().map(own);
         brief
@@ -515,6 +517,25 @@ mod tests {
         assert_eq!(brief("app::webapp::render", "src/webapp.rs:4"), "webapp::render");
         assert_eq!(brief("api::api::list", "src/api.rs:4"), "api::list");
         assert_eq!(brief("std::sync::poison::mutex::lock", ""), "std::mutex::lock");
+        let until = "`GET /a` left the thread after app::jobs::run (src/jobs.rs:7)".to_owned();
+        let share = |name: &str, location: &str| FunctionShare {
+            name: name.to_owned(),
+            location: location.to_owned(),
+            share: 1.0,
+        };
+        let mut hotspot = Hotspots::for_test("", 1.0).0.remove(0);
+        hotspot.kind = SampleKind::Await;
+        hotspot.functions = vec![share("app::web::list", "src/web.rs:4")];
+        let leaf = "[lock likely held by `GET /b` at app::db::write (src/db.rs:2)]";
+        (hotspot.leaf, hotspot.until) = (Some(share(leaf, "")), Some(until));
+        let brief_of_all = hotspot.brief(false);
+        let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
+        assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
+        assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
+        assert_eq!(
+            brief_of_all.until.unwrap(),
+            "`GET /a` left the thread after jobs::run (jobs.rs:7)"
+        );
         assert_eq!(brief("<app::A as app::B>::run", "src/b.rs:4"), "<app::A as app::B>::run");
     }
 
