@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_142;
+const TOTAL: usize = 59_140;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -642,7 +642,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "compare", 1169),
     ("crates/profile", "encode", 2493),
     ("crates/profile", "export", 1070),
-    ("crates/profile", "facts", 1363),
+    ("crates/profile", "facts", 1361),
     ("crates/profile", "profile", 3654),
     ("crates/profile", "redact", 353),
     ("crates/server", "(top)", 1355),
