@@ -60,7 +60,7 @@ impl Hotspot {
     }
 
     /// For where space is short: without callers, what functions call, and parts of foreign paths. Unless it
-    /// `has_crate`, own functions in modules are without the crate.
+    /// `has_crate`, own functions in modules are without the crate, and places without `src/`.
     fn brief(&self, has_crate: bool) -> Self {
         let mut brief = Self { callers: Vec::new(), ..self.clone() };
         brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
@@ -71,7 +71,7 @@ impl Hotspot {
             let Some(of) = &of else { return };
             let words = text.split(' ').map(|word| {
                 let inside = word.strip_prefix(of.as_str()).filter(|it| it.contains("::"));
-                inside.unwrap_or(word)
+                inside.or(word.strip_prefix("src/")).unwrap_or(word)
             });
             *text = words.collect::<Vec<_>>().join(" ").replace("(src/", "(");
         };
@@ -85,7 +85,7 @@ impl Hotspot {
             } else {
                 own(&mut function.name);
             }
-            function.location = function.location.replacen("src/", "", of.is_some().into());
+            own(&mut function.location);
         }
         brief.until.as_mut().map(own);
         brief
@@ -532,6 +532,8 @@ mod tests {
         let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
         assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
         assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
+        hotspot.functions[0].location = "old_src/web.rs:4".to_owned();
+        assert_eq!(hotspot.brief(false).functions[0].location, "old_src/web.rs:4");
         assert_eq!(
             brief_of_all.until.unwrap(),
             "`GET /a` left the thread after jobs::run (jobs.rs:7)"
