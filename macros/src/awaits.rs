@@ -11,22 +11,26 @@ pub(crate) fn wrap(
     output: &ReturnType,
     krate: &Path,
 ) -> TokenStream {
-    let mut tokens: Vec<_> = item.into_iter().collect();
-    let Some(TokenTree::Group(body)) = tokens.pop() else {
-        return tokens.into_iter().collect();
-    };
-    let wrapped = match is_async {
+    with_body(item, |body| match is_async {
         true => {
-            let body_stream = body.stream();
-            let typed = (!has_inner_attributes(&body_stream)).then(|| typed(output));
-            Some(profiled(&quote!(#typed #body_stream), krate))
+            let typed = (!has_inner_attributes(&body)).then(|| typed(output));
+            Some(profiled(&quote!(#typed #body), krate))
         }
-        false => in_boxed(body.stream(), krate),
-    };
-    tokens.push(TokenTree::Group(match wrapped {
-        Some(stream) => with_span_of(&body, stream),
-        None => body,
-    }));
+        false => in_boxed(body, krate),
+    })
+}
+
+/// A function whose body `change` may replace.
+pub(crate) fn with_body(
+    item: TokenStream,
+    change: impl FnOnce(TokenStream) -> Option<TokenStream>,
+) -> TokenStream {
+    let mut tokens: Vec<_> = item.into_iter().collect();
+    if let Some(TokenTree::Group(body)) = tokens.last_mut()
+        && let Some(stream) = change(body.stream())
+    {
+        *body = with_span_of(body, stream);
+    }
     tokens.into_iter().collect()
 }
 
@@ -43,20 +47,18 @@ fn profiled(body: &TokenStream, krate: &Path) -> TokenStream {
 /// The content of a body whose last expression is `Box::pin(async move { ... })`, with that block wrapped.
 fn in_boxed(body: TokenStream, krate: &Path) -> Option<TokenStream> {
     let mut tokens: Vec<_> = body.into_iter().collect();
-    let Some(TokenTree::Group(arguments)) = tokens.pop() else { return None };
-    let is_pin = |token: &TokenTree| matches!(token, TokenTree::Ident(name) if name == "pin");
-    if arguments.delimiter() != Delimiter::Parenthesis || !tokens.last().is_some_and(is_pin) {
+    let [.., TokenTree::Ident(pin), TokenTree::Group(arguments)] = tokens.as_mut_slice() else {
         return None;
-    }
+    };
     let mut inner: Vec<_> = arguments.stream().into_iter().collect();
-    let Some(TokenTree::Group(block)) = inner.pop() else { return None };
-    let words: Vec<_> = inner.iter().map(ToString::to_string).collect();
-    if words != ["async", "move"] || block.delimiter() != Delimiter::Brace {
+    let Some((TokenTree::Group(block), words)) = inner.split_last_mut() else { return None };
+    let words: Vec<_> = words.iter().map(ToString::to_string).collect();
+    if pin != "pin" || arguments.delimiter() != Delimiter::Parenthesis || words != ["async", "move"]
+    {
         return None;
     }
-    inner.push(TokenTree::Group(with_span_of(&block, profiled(&block.stream(), krate))));
-    let arguments = with_span_of(&arguments, inner.into_iter().collect());
-    tokens.push(TokenTree::Group(arguments));
+    *block = with_span_of(block, profiled(&block.stream(), krate));
+    *arguments = with_span_of(arguments, inner.into_iter().collect());
     Some(tokens.into_iter().collect())
 }
 

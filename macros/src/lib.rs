@@ -4,11 +4,10 @@
 
 mod awaits;
 
-use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use proc_macro2::{Group, TokenStream};
 use quote::{ToTokens, quote};
 use syn::ext::IdentExt;
 use syn::parse::{Parse, ParseStream};
-use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
     Attribute, Error, Expr, Ident, LitStr, Path, ReturnType, Signature, Token, Type, Visibility,
@@ -31,19 +30,17 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
         .and_then(|arguments| Ok((arguments, syn::parse2::<Function>(item.clone())?)));
     match checked {
         Ok((arguments, function)) => {
-            let Arguments { settings, fields, others, has_err, krate } = arguments;
+            let marker = arguments.marker().map(|name| quote!({#name} = ::tracing::field::Empty,));
+            let Arguments { on_error, off, fields, others, has_err, krate, .. } = arguments;
             let krate = krate.unwrap_or_else(|| parse_quote!(::tracing_profiling));
-            let item = match settings.off {
-                true => item,
-                false => awaits::wrap(item, function.is_async, &function.output, &krate),
+            let item = match off {
+                Some(_) => item,
+                None => awaits::wrap(item, function.is_async, &function.output, &krate),
             };
-            let needs_err = settings.on_error && function.returns_result && !has_err;
+            let needs_err = on_error && function.returns_result && !has_err;
             let item = if needs_err { warn_of_missing_err(item) } else { item };
-            let marker = settings.marker().map(|name| quote!({#name} = ::tracing::field::Empty));
-            let fields = fields.iter().flatten().cloned().chain(marker);
-            let fields = quote!(fields(#(#fields),*));
             quote! {
-                #[::tracing::instrument(#(#others,)* #fields)]
+                #[::tracing::instrument(#(#others,)* fields(#marker #fields))]
                 #item
             }
         }
@@ -57,55 +54,30 @@ fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
 
 /// Adds to the function's body what makes the compiler warn. Macros can emit no warnings themselves.
 fn warn_of_missing_err(item: TokenStream) -> TokenStream {
-    let mut tokens: Vec<_> = item.into_iter().collect();
-    let Some(TokenTree::Group(body)) = tokens.pop() else {
-        return tokens.into_iter().collect();
-    };
-    let statements = body.stream();
-    let statements = match awaits::has_inner_attributes(&statements) {
+    awaits::with_body(item, |statements| {
         // Inner attributes must come first.
-        true => statements,
-        false => quote! {
-            const _: () = {
-                #[deprecated(note = "`on_error` does not keep a function that returns `Err` without `err`, which \
-                    records the error: write `#[profiled(on_error, err)]`")]
-                const ON_ERROR_WITHOUT_ERR: () = ();
-                ON_ERROR_WITHOUT_ERR
-            };
-            #statements
-        },
-    };
-    let mut body_with_warning = Group::new(Delimiter::Brace, statements);
-    body_with_warning.set_span(body.span());
-    tokens.push(TokenTree::Group(body_with_warning));
-    tokens.into_iter().collect()
-}
-
-/// The settings of `#[profiled]` that `instrument` does not have.
-#[derive(Default)]
-struct Settings {
-    threshold_ns: Option<u64>,
-    on_error: bool,
-    off: bool,
-}
-
-impl Settings {
-    /// The field name, in the format that `keep::candidates` of `tracing-profiling` parses.
-    fn marker(&self) -> Option<String> {
-        let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
-        let on_error = self.on_error.then(|| "on_error".to_owned());
-        let off = self.off.then(|| "off".to_owned());
-        let words: Vec<_> = [threshold, on_error, off].into_iter().flatten().collect();
-        (!words.is_empty()).then(|| format!("tracing_profiling {}", words.join(" ")))
-    }
+        (!awaits::has_inner_attributes(&statements)).then(|| {
+            quote! {
+                const _: () = {
+                    #[deprecated(note = "`on_error` does not keep a function that returns `Err` without `err`, which \
+                        records the error: write `#[profiled(on_error, err)]`")]
+                    const ON_ERROR_WITHOUT_ERR: () = ();
+                    ON_ERROR_WITHOUT_ERR
+                };
+                #statements
+            }
+        })
+    })
 }
 
 /// The arguments of the attribute.
 #[derive(Default)]
 struct Arguments {
-    settings: Settings,
+    threshold_ns: Option<u64>,
+    on_error: bool,
+    off: Option<Ident>,
     /// The content of `fields(...)`, if present.
-    fields: Option<Vec<TokenStream>>,
+    fields: Option<TokenStream>,
     /// All other arguments of `instrument`.
     others: Vec<TokenStream>,
     /// Whether `err` is among them.
@@ -123,7 +95,6 @@ const EXPECTED: &str = "unknown argument: expected `threshold`, `on_error`, `off
 impl Parse for Arguments {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let mut arguments = Self::default();
-        let mut off = None;
         while !input.is_empty() {
             if input.peek(LitStr) {
                 arguments.others.push(input.parse::<LitStr>()?.into_token_stream());
@@ -132,45 +103,49 @@ impl Parse for Arguments {
                 let name =
                     Ident::parse_any(input).map_err(|error| Error::new(error.span(), EXPECTED))?;
                 arguments.parse_named(&name, input)?;
-                if name == "off" {
-                    off = Some(name);
-                }
             }
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
         }
-        let Settings { threshold_ns, on_error, .. } = arguments.settings;
-        match off {
-            Some(off) if threshold_ns.is_some() || on_error => Err(Error::new(
-                off.span(),
-                "`off` cannot be combined with `threshold` or `on_error`",
-            )),
-            _ => Ok(arguments),
+        if let Some(off) = &arguments.off
+            && (arguments.threshold_ns.is_some() || arguments.on_error)
+        {
+            let problem = "`off` cannot be combined with `threshold` or `on_error`";
+            return Err(Error::new(off.span(), problem));
         }
+        Ok(arguments)
     }
 }
 
 impl Arguments {
+    /// What `instrument` does not have, as a field name that `keep::candidates` of `tracing-profiling` parses.
+    fn marker(&self) -> Option<String> {
+        let threshold = self.threshold_ns.map(|ns| format!("threshold_ns={ns}"));
+        let on_error = self.on_error.then(|| "on_error".to_owned());
+        let off = self.off.as_ref().map(|_| "off".to_owned());
+        let words: Vec<_> = [threshold, on_error, off].into_iter().flatten().collect();
+        (!words.is_empty()).then(|| format!("tracing_profiling {}", words.join(" ")))
+    }
+
     fn parse_named(&mut self, name: &Ident, input: ParseStream<'_>) -> syn::Result<()> {
-        let settings = &mut self.settings;
         let once = |is_first: bool| match is_first {
             true => Ok(()),
             false => Err(Error::new(name.span(), format!("duplicate argument `{name}`"))),
         };
         match name.to_string().as_str() {
             "threshold" => {
-                once(settings.threshold_ns.is_none())?;
+                once(self.threshold_ns.is_none())?;
                 input.parse::<Token![=]>()?;
-                settings.threshold_ns = Some(threshold(input)?);
+                self.threshold_ns = Some(threshold(input)?);
             }
             "on_error" => {
-                once(!settings.on_error)?;
-                settings.on_error = true;
+                once(!self.on_error)?;
+                self.on_error = true;
             }
             "off" => {
-                once(!settings.off)?;
-                settings.off = true;
+                once(self.off.is_none())?;
+                self.off = Some(name.clone());
             }
             "crate" => {
                 once(self.krate.is_none())?;
@@ -184,8 +159,7 @@ impl Arguments {
                 once(self.fields.is_none())?;
                 let content;
                 parenthesized!(content in input);
-                let fields = Punctuated::<Field, Token![,]>::parse_terminated(&content)?;
-                self.fields = Some(fields.into_iter().map(|field| field.0).collect());
+                self.fields = Some(content.parse()?);
             }
             known if FOR_INSTRUMENT.contains(&known) => {
                 self.has_err |= known == "err";
@@ -205,37 +179,10 @@ fn for_instrument(name: &Ident, input: ParseStream<'_>) -> syn::Result<TokenStre
         return Ok(quote!(#name #equals #value));
     }
     if input.peek(syn::token::Paren) {
-        let content;
-        let parentheses = parenthesized!(content in input);
-        let content: TokenStream = content.parse()?;
-        let mut tokens = name.to_token_stream();
-        parentheses.surround(&mut tokens, |tokens| tokens.extend(content));
-        return Ok(tokens);
+        let arguments: Group = input.parse()?;
+        return Ok(quote!(#name #arguments));
     }
     Ok(name.to_token_stream())
-}
-
-/// One field of `fields(...)`, up to the next comma. Expressions may contain commas inside `<...>`.
-struct Field(TokenStream);
-
-impl Parse for Field {
-    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
-        let mut tokens = TokenStream::new();
-        while !input.is_empty() && !input.peek(Token![,]) {
-            if input.peek(Token![=]) {
-                tokens.extend(input.parse::<Token![=]>()?.into_token_stream());
-                for sigil in [input.peek(Token![%]), input.peek(Token![?])] {
-                    if sigil {
-                        tokens.extend(input.parse::<TokenTree>()?.into_token_stream());
-                    }
-                }
-                tokens.extend(input.parse::<Expr>()?.into_token_stream());
-            } else {
-                tokens.extend(input.parse::<TokenTree>()?.into_token_stream());
-            }
-        }
-        Ok(Self(tokens))
-    }
 }
 
 fn threshold(input: ParseStream<'_>) -> syn::Result<u64> {
@@ -278,14 +225,12 @@ impl Parse for Function {
             ));
         }
         input.parse::<TokenStream>()?;
-        let returns_result = match &signature.output {
-            ReturnType::Type(_, returned) => match &**returned {
-                Type::Path(path) => {
-                    path.path.segments.last().is_some_and(|last| last.ident == "Result")
-                }
-                _ => false,
-            },
-            ReturnType::Default => false,
+        let returns_result = if let ReturnType::Type(_, returned) = &signature.output
+            && let Type::Path(path) = &**returned
+        {
+            path.path.segments.last().is_some_and(|last| last.ident == "Result")
+        } else {
+            false
         };
         let is_async = signature.asyncness.is_some();
         Ok(Self { is_async, output: signature.output, returns_result })
