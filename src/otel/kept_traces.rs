@@ -35,9 +35,8 @@ const MOST_FOLLOWED: usize = 4_096;
 const FOLLOWED: Duration = Duration::from_secs(10);
 /// How many of them are forgotten at once.
 const MOST_FORGOTTEN: usize = 8;
-/// Places for spans that a trace gets at first, and that a large one gets at once.
-const MOST_USUAL: usize = 32;
-const MOST_SPACE: usize = 1_024;
+/// Places for spans that an open trace gets at first, and that a large one gets at once.
+const PLACES: (usize, usize) = (8, 1_024);
 const LONGEST_FLUSH: Duration = Duration::from_secs(10);
 
 /// What layers report kept spans to, whichever was made first.
@@ -236,46 +235,8 @@ struct Shard {
     followed: BTreeSet<(Instant, [u8; 16])>,
     /// The number of traces so far.
     begun: u64,
-    space: Space,
-}
-
-#[derive(Default)]
-struct Space {
-    /// The number of spans that the trace before held, for which the next ones have places from the first on.
-    usual: usize,
-    /// The bytes that traces hold, and those that they may take beyond them.
+    /// The bytes that they hold.
     held: usize,
-    left: usize,
-}
-
-impl Space {
-    /// Takes a place and those bytes for a span, or returns how many bytes are not within the bound.
-    fn take(
-        &mut self,
-        Lot { spans, bytes: taken }: &mut Lot,
-        bytes: usize,
-        is_last: bool,
-        outbox: &SpanOutbox,
-    ) -> Result<(), usize> {
-        let more = match is_last {
-            _ if spans.len() < spans.capacity() => 0,
-            true => 1,
-            false => spans.len().clamp(self.usual.max(1), MOST_SPACE),
-        };
-        let bytes = bytes + more * size_of::<SpanData>();
-        if self.left < bytes {
-            let part = bytes.max(outbox.part);
-            if !outbox.take(part) {
-                return Err(bytes);
-            }
-            self.left += part;
-        }
-        self.left -= bytes;
-        self.held += bytes;
-        *taken += bytes;
-        spans.reserve_exact(more);
-        Ok(())
-    }
 }
 
 impl Shard {
@@ -391,7 +352,7 @@ impl HeldTraces {
         let bytes = bytes_of(&span).max(self.least);
         for can_retry in [true, false] {
             let mut shard = self.shard(id);
-            let Shard { traces, space, .. } = &mut *shard;
+            let Shard { traces, held, .. } = &mut *shard;
             let Some(trace) = traces.get_mut(&id) else {
                 // Its start was not seen.
                 return Counters::add(&COUNTERS.dropped_over_bound, 1);
@@ -403,19 +364,25 @@ impl HeldTraces {
             };
             let mut missing = 1;
             if verdict != TraceVerdict::Dropped {
-                let is_last = verdict != TraceVerdict::Open;
-                match space.take(&mut trace.ended, bytes, is_last, &self.outbox) {
-                    Ok(()) => {
-                        trace.ended.spans.push(span);
-                        missing = 0;
-                    }
-                    Err(needed) if can_retry => {
-                        drop(shard);
-                        self.make_room(needed);
-                        continue;
-                    }
-                    Err(_) if verdict == TraceVerdict::Open => verdict = TraceVerdict::Dropped,
-                    Err(_) => {}
+                let spans = &mut trace.ended.spans;
+                let places = match verdict {
+                    _ if spans.len() < spans.capacity() => 0,
+                    TraceVerdict::Open => spans.len().clamp(PLACES.0, PLACES.1),
+                    _ => 1,
+                };
+                let needed = bytes + places * size_of::<SpanData>();
+                if self.outbox.take(needed) {
+                    spans.reserve_exact(places);
+                    spans.push(span);
+                    trace.ended.bytes += needed;
+                    *held += needed;
+                    missing = 0;
+                } else if can_retry {
+                    drop(shard);
+                    self.make_room(needed);
+                    continue;
+                } else if verdict == TraceVerdict::Open {
+                    verdict = TraceVerdict::Dropped;
                 }
             }
             trace.open = trace.open.saturating_sub(1);
@@ -457,7 +424,7 @@ impl HeldTraces {
         mut verdict: TraceVerdict,
         missing: usize,
     ) {
-        let Shard { traces, space, .. } = &mut *shard;
+        let Shard { traces, held, .. } = &mut *shard;
         let Some(trace) = traces.get_mut(&id) else { return };
         let was_open = trace.verdict == TraceVerdict::Open;
         let mut is_over = trace.open > 0 || !was_open;
@@ -467,10 +434,7 @@ impl HeldTraces {
         }
         trace.verdict = verdict;
         let lot = take(&mut trace.ended);
-        space.held -= lot.bytes;
-        if was_open && !lot.spans.is_empty() {
-            space.usual = lot.spans.len().min(MOST_USUAL);
-        }
+        *held -= lot.bytes;
         let is_at_end = trace.open == 0;
         if let TraceVerdict::GoesOn(threshold) = verdict {
             if is_at_end {
@@ -480,11 +444,7 @@ impl HeldTraces {
             Counters::add(&COUNTERS.dropped_over_bound, missing as u64);
             return self.outbox.send(lot, threshold);
         }
-        space.left += lot.bytes;
-        if space.left > self.outbox.part {
-            self.outbox.give(space.left - self.outbox.part);
-            space.left = self.outbox.part;
-        }
+        self.outbox.give(lot.bytes);
         if is_at_end {
             traces.remove(&id);
         }
@@ -501,11 +461,11 @@ impl HeldTraces {
     #[cold]
     fn make_room(&self, bytes: usize) {
         for _ in 0..MOST_COMPARED {
-            if self.outbox.has(bytes.max(self.outbox.part)) {
+            if self.outbox.has(bytes) {
                 return;
             }
             let fullest =
-                self.shards.iter().filter_map(|shard| Some((shard.try_lock()?.space.held, shard)));
+                self.shards.iter().filter_map(|shard| Some((shard.try_lock()?.held, shard)));
             let Some((_, fullest)) = fullest.max_by_key(|(bytes, _)| *bytes) else { return };
             let shard = fullest.lock();
             // By how many traces came later.

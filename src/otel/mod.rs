@@ -1,23 +1,15 @@
 //! Access to `tracing-opentelemetry`: the OpenTelemetry span of a closing span, and its attributes.
 
 mod attributes;
-#[cfg(feature = "opentelemetry-sdk")]
+#[cfg_attr(not(feature = "opentelemetry-sdk"), path = "no_kept_traces.rs")]
 mod kept_traces;
-#[cfg(not(feature = "opentelemetry-sdk"))]
-#[path = "no_kept_traces.rs"]
-mod kept_traces;
-#[cfg(feature = "opentelemetry")]
-mod otel_span;
-#[cfg(not(feature = "opentelemetry"))]
-#[path = "no_otel_span.rs"]
+#[cfg_attr(not(feature = "opentelemetry"), path = "no_otel_span.rs")]
 mod otel_span;
 #[cfg(feature = "opentelemetry-sdk")]
 mod probability;
 #[cfg(feature = "opentelemetry-sdk")]
 mod span_delivery;
 mod unreached;
-#[cfg(feature = "opentelemetry")]
-mod values;
 
 pub use attributes::span_attributes;
 pub(crate) use attributes::{SpanAttributes, attributes_of};

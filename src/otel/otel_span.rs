@@ -3,12 +3,12 @@
 //! Asking for a span's context starts the OpenTelemetry span, after which its parent cannot be set. So it is asked for
 //! in `on_close`, where that layer would start it a moment later.
 
-use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
+use opentelemetry::{Array, Context, KeyValue, StringValue};
 use tracing::{Dispatch, span};
 
 use super::SpanAttributes;
-use super::values::{ids_of, key_values};
+use crate::profile::Value;
 use crate::span::TraceIds;
 
 /// The OpenTelemetry span of a closing span, which has not ended yet, or of a span around it.
@@ -30,10 +30,35 @@ impl OtelSpan {
     }
 
     pub(crate) fn ids(&self) -> TraceIds {
-        ids_of(self.0.span().span_context())
+        let span = self.0.span();
+        let context = span.span_context();
+        TraceIds {
+            trace: context.trace_id().into(),
+            span: context.span_id().into(),
+            is_sampled: context.is_sampled(),
+        }
     }
 
     pub(crate) fn set_attributes(&self, attributes: SpanAttributes) {
-        self.0.span().set_attributes(key_values(attributes));
+        let attributes =
+            attributes.into_iter().map(|(key, value)| KeyValue::new(key, theirs(value)));
+        self.0.span().set_attributes(attributes);
+    }
+}
+
+fn theirs(value: Value) -> opentelemetry::Value {
+    match value {
+        Value::String(text) => text.into(),
+        Value::Int(number) => number.into(),
+        Value::Double(number) => number.into(),
+        Value::Bool(truth) => truth.into(),
+        // Arrays of this crate contain text only.
+        Value::Array(values) => {
+            let texts = values.into_iter().filter_map(|value| match value {
+                Value::String(text) => Some(StringValue::from(text)),
+                _ => None,
+            });
+            opentelemetry::Value::Array(Array::String(texts.collect()))
+        }
     }
 }

@@ -15,8 +15,6 @@ use super::probability::with_threshold;
 use crate::span::spawn_ignored;
 use crate::stats::{Counters, TraceCounters};
 
-/// How many parts of the bytes those who share them take at once, so that they rarely touch what is shared.
-const PARTS: usize = 1_024;
 /// Spans after which the processor must have room again. A batch processor has 2,048 by default.
 const PASSED_AT_ONCE: usize = 512;
 /// Between two attempts to flush a processor that does not answer, at first.
@@ -44,7 +42,6 @@ enum Message {
 pub(super) struct SpanOutbox {
     shared: Arc<SharedBytes>,
     messages: Sender<Message>,
-    pub(super) part: usize,
 }
 
 struct SharedBytes {
@@ -68,7 +65,7 @@ impl SpanOutbox {
         let mut delivery =
             SpanDelivery { next, shared: Arc::clone(&shared), unflushed: 0, is_stuck: false };
         spawn_ignored("profiling-spans", move || delivery.run(&received)).ok()?;
-        Some(Self { shared, messages, part: bytes.div_ceil(PARTS) })
+        Some(Self { shared, messages })
     }
 
     pub(super) fn take(&self, bytes: usize) -> bool {
