@@ -1,4 +1,4 @@
-//! The wrapper of futures and streams.
+//! The wrapper of futures and streams, and that of closures that wait for a thread.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,8 +6,10 @@ use std::task::{Context, Poll};
 
 use futures_core::Stream;
 use pin_project_lite::pin_project;
+use tracing::Span;
 
-use super::observed::Observed;
+use super::observed::{Observed, begin_to_run, hand_over};
+use super::shared::activity;
 
 /// Makes futures and streams show what they await.
 ///
@@ -98,5 +100,27 @@ impl<T: Stream> Stream for Profiled<T> {
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.inner.size_hint()
+    }
+}
+
+/// A closure that runs `run` in `span`. How long it waited for a thread until then is a scheduling delay of the span, from
+/// 10 ms on.
+///
+/// ```
+/// use tracing::info_span;
+/// use tracing_profiling::queued;
+///
+/// # fn resize() {}
+/// # let runtime = tokio::runtime::Runtime::new().unwrap();
+/// # let _entered = runtime.enter();
+/// tokio::task::spawn_blocking(queued(info_span!("resize"), || resize()));
+/// ```
+///
+/// Without the delay, `move || span.in_scope(run)` does the same.
+pub fn queued<R>(span: Span, run: impl FnOnce() -> R) -> impl FnOnce() -> R {
+    let handed_over = hand_over();
+    move || {
+        let _running = handed_over.filter(|_| activity().0).and_then(begin_to_run);
+        span.in_scope(run)
     }
 }

@@ -6,21 +6,11 @@ use std::sync::atomic::Ordering;
 
 use super::place::{Carried, mixed};
 use super::record::{FutureRecord, Waking, await_sample};
-use super::shared::{LayerAwaits, ListedAt};
+use super::shared::LayerAwaits;
 use crate::inbox::CopiedSample;
 use crate::span::{LongSegment, RegistryId, Spans, explain_idle, last_long_segment};
 use crate::stats::Counters;
 use crate::sys::{SuspendCounting, TaskWaker};
-
-/// An await that has ended, in ticks.
-#[derive(Clone, Copy, Debug)]
-struct EndedAwait {
-    since: u64,
-    woken_at: u64,
-    /// The tag of the waker that woke the task, if it was woken.
-    woke: Option<u8>,
-    now: u64,
-}
 
 /// The idle time of a future.
 #[derive(Debug, Default)]
@@ -28,7 +18,8 @@ pub(super) struct Idle {
     /// Tells the wakers of polls apart: that of the next one, and whether a clone can have it.
     pub(super) tag: u8,
     pub(super) is_tag_in_use: bool,
-    pub(super) listed: Option<ListedAt>,
+    /// The part of the layer's list of pending futures that it is in.
+    pub(super) listed: Option<usize>,
     /// What is not in the accounts yet: awaits and delays, in ticks, and how many there were.
     uncounted: [u64; 3],
     /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
@@ -107,7 +98,7 @@ impl Idle {
             is_due |= *uncounted >= awaits.portion || *unsampled >= awaits.sample;
         }
         if is_due {
-            self.report(record, awaits, EndedAwait { since, woken_at, woke, now });
+            self.report(record, awaits, woke, [since, woken_at, now]);
         }
     }
 
@@ -137,14 +128,15 @@ impl Idle {
         }
     }
 
-    /// Adds idle time to the accounts, and sends a sample if one is due.
+    /// Adds idle time to the accounts, and sends a sample if one is due. `woke`: the tag of the waker that woke the task.
     #[cold]
     #[inline(never)]
     fn report(
         &mut self,
         record: &FutureRecord,
         awaits: &LayerAwaits,
-        EndedAwait { since, woken_at, woke, now }: EndedAwait,
+        woke: Option<u8>,
+        [since, woken_at, now]: [u64; 3],
     ) {
         let _uncounted = SuspendCounting::begin();
         // That of an earlier await is of no use.

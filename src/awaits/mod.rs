@@ -9,11 +9,9 @@ mod idle;
 mod leaves;
 mod observed;
 mod place;
-mod queued;
 mod record;
 mod room;
 mod shared;
 
-pub use future::{Profiled, ProfiledExt};
-pub use queued::queued;
+pub use future::{Profiled, ProfiledExt, queued};
 pub(crate) use shared::{LayerAwaits, forget_all};

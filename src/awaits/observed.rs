@@ -32,6 +32,11 @@ pub(super) struct Observed {
 /// Of a future that was in no profiled span, fewer and fewer polls are observed, but at least one in 64.
 const MOST_UNOBSERVED: u8 = 63;
 
+/// For what is about to be handed over to an executor, if any layer needs to know.
+pub(super) fn hand_over() -> Option<SpawnedAt> {
+    activity().0.then(|| SpawnedAt::now(innermost_span().map(|span| span.key)))
+}
+
 /// What was handed over begins to run, if it waited for long.
 pub(super) fn begin_to_run(handed_over: SpawnedAt) -> Option<PollingFirst> {
     let running = handed_over.begin(is_in_span)?;
@@ -44,11 +49,8 @@ pub(super) fn begin_to_run(handed_over: SpawnedAt) -> Option<PollingFirst> {
 }
 
 impl Observed {
-    /// For a future that is about to be handed over to an executor.
     pub(super) fn new() -> Self {
-        let handed_over =
-            activity().0.then(|| SpawnedAt::now(innermost_span().map(|span| span.key)));
-        Self { handed_over, ..Self::default() }
+        Self { handed_over: hand_over(), ..Self::default() }
     }
 
     /// Polls the future.
@@ -155,8 +157,8 @@ impl Observed {
         };
         idle.end_await(&waker.observer);
         idle.report_rest(&waker.observer, awaits);
-        if let Some(place) = idle.listed {
-            awaits.remove_future(place);
+        if let Some(part) = idle.listed {
+            awaits.remove_future(&waker, part);
         }
         // Wakers may outlive the future.
         let mut place = waker.observer.place.lock();

@@ -66,38 +66,43 @@ thread_local! {
     pub(super) static CARRIER: Cell<Option<Arc<TaskWaker<FutureRecord>>>> = const { Cell::new(None) };
 }
 
+/// What `action` returns for the carrier of this thread.
+fn with_carrier<R>(action: impl FnOnce(&FutureRecord) -> R) -> Option<R> {
+    let carrier = CARRIER.try_with(Cell::take).ok().flatten()?;
+    let returned = action(&carrier.observer);
+    _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
+    Some(returned)
+}
+
 impl LayerAwaits {
     /// A span is kept that closes on this thread. Sends what it awaited while it was young. Returns the number of samples.
     pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
-        let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return 0 };
-        let mut place = carrier.observer.place.lock();
         let layer = self.spans.layer();
         let is_in = |carried: &mut Carried| {
             let spans = [carried.span, carried.outermost];
             spans.iter().any(|span| span.layer == layer && span.key == kept)
         };
-        let carried = place.take_carried(is_in, self.inbox.counters().dropped_memory);
-        let all = [carried, place.before_error.take_if(is_in)];
-        drop(place);
-        _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
-        all.into_iter().flatten().map(|carried| self.send(carried)).sum()
+        let all = with_carrier(|FutureRecord { place, .. }| {
+            let mut place = place.lock();
+            let carried = place.take_carried(is_in, self.inbox.counters().dropped_memory);
+            [carried, place.before_error.take_if(is_in)]
+        });
+        all.into_iter().flatten().flatten().map(|carried| self.send(carried)).sum()
     }
 
     /// An error was logged on this thread that the outermost span has failed with. Remembers what its future awaited last,
     /// unless it awaits again.
     #[cold]
     pub(crate) fn note_error(&self, outermost: SpanKey) {
-        let Some(carrier) = CARRIER.try_with(Cell::take).ok().flatten() else { return };
-        let FutureRecord { place, woken_by, has_cloned, .. } = &carrier.observer;
-        let (_uncounted, woke) = (SuspendCounting::begin(), woken_by.load(Ordering::Relaxed));
-        let (now, lost) = ((&*self.spans, self.now()), self.inbox.counters().dropped_memory);
-        let mut place = place.lock();
-        // Otherwise it awaits something again, in another branch.
-        if !has_cloned.load(Ordering::Relaxed) || place.leaves.are_done() {
-            place.note_error(now, woke, outermost, lost);
-        }
-        drop(place);
-        _ = CARRIER.try_with(|cell| cell.set(Some(carrier)));
+        _ = with_carrier(|FutureRecord { place, woken_by, has_cloned, .. }| {
+            let (_uncounted, woke) = (SuspendCounting::begin(), woken_by.load(Ordering::Relaxed));
+            let (now, lost) = ((&*self.spans, self.now()), self.inbox.counters().dropped_memory);
+            let mut place = place.lock();
+            // Otherwise it awaits something again, in another branch.
+            if !has_cloned.load(Ordering::Relaxed) || place.leaves.are_done() {
+                place.note_error(now, woke, outermost, lost);
+            }
+        });
     }
 
     /// Returns the number of samples; 0 if its spans have closed.
@@ -305,17 +310,14 @@ impl FutureRecord {
         &self,
         awaits: &LayerAwaits,
         is_wanted: impl Fn(&InnermostSpan) -> bool,
-    ) -> Vec<(InnermostSpan, CopiedSample)> {
+    ) -> Option<Vec<(InnermostSpan, CopiedSample)>> {
         let since = self.pending_since.load(Ordering::Relaxed);
         let woken_at = self.woken_at.load(Ordering::Acquire);
         let woke = (woken_at != 0).then(|| self.woken_by.load(Ordering::Relaxed));
-        if since == 0 {
-            return Vec::new();
-        }
         let place = self.place.lock();
-        let Some(span) = place.open_span(&awaits.spans) else { return Vec::new() };
+        let span = place.open_span(&awaits.spans).filter(|_| since != 0)?;
         if !is_wanted(&span) && !place.leaves.awaited().any(|leaf| is_wanted(&leaf.span)) {
-            return Vec::new();
+            return None;
         }
         let leaves = match place.span == Some(span) {
             true => place.leaves.duplicate(woke, awaits.inbox.counters().dropped_memory),
@@ -324,7 +326,7 @@ impl FutureRecord {
         drop(place);
         // Otherwise they may be those of a later await.
         if self.pending_since.load(Ordering::Relaxed) != since {
-            return Vec::new();
+            return None;
         }
         let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
@@ -332,6 +334,6 @@ impl FutureRecord {
         let span_of = |it| if awaits.spans.is_open_span(&it) { it } else { span };
         let samples = leaves.into_samples(woke, span, span_of).into_iter();
         let wanted = samples.filter(|leaves| is_wanted(&leaves.span));
-        wanted.map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect()
+        Some(wanted.map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect())
     }
 }

@@ -47,9 +47,7 @@ impl StackRoom {
     /// Whether enough of the memory is free.
     pub(super) fn has_enough(&self, pool: &BlockPool) -> bool {
         let is_tight = pool.is_fuller_than(TIGHT_PERCENT);
-        if self.is_tight() != is_tight {
-            self.is_tight.store(is_tight, Ordering::Relaxed);
-        }
+        self.is_tight.store(is_tight, Ordering::Relaxed);
         !is_tight
     }
 

@@ -2,6 +2,7 @@
 
 use std::array;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -41,39 +42,11 @@ pub(crate) struct LayerAwaits {
     pub(super) portion: u64,
 }
 
-/// Pending futures, which keep their places.
-#[derive(Debug, Default)]
-struct Listed {
-    futures: Vec<Option<Weak<TaskWaker<FutureRecord>>>>,
-    free: Vec<usize>,
-}
+/// Pending futures by their addresses.
+type Listed = HashMap<usize, Weak<TaskWaker<FutureRecord>>>;
 
-/// The place of a pending future.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ListedAt {
-    part: usize,
-    index: usize,
-}
-
-impl Listed {
-    fn add(&mut self, future: Weak<TaskWaker<FutureRecord>>) -> usize {
-        let index = self.free.pop().unwrap_or(self.futures.len());
-        match self.futures.get_mut(index) {
-            Some(place) => *place = Some(future),
-            None => self.futures.push(Some(future)),
-        }
-        index
-    }
-
-    fn all(&self) -> Vec<Arc<TaskWaker<FutureRecord>>> {
-        self.futures.iter().flatten().filter_map(Weak::upgrade).collect()
-    }
-
-    fn remove(&mut self, index: usize) {
-        if self.futures.get_mut(index).and_then(Option::take).is_some() {
-            self.free.push(index);
-        }
-    }
+fn all(list: &Mutex<Listed>) -> Vec<Arc<TaskWaker<FutureRecord>>> {
+    list.lock().values().filter_map(Weak::upgrade).collect()
 }
 
 /// One in the upper half of [`WORDS`]' word.
@@ -177,10 +150,7 @@ impl LayerAwaits {
 
     /// The time that a sample of that weight in ticks represents: exactly [`SAMPLE`] if it represents short awaits.
     pub(super) fn weight_ns(&self, weight: u64) -> u64 {
-        match weight == self.sample {
-            true => SAMPLE_NS,
-            false => self.spans.clock().ns(weight),
-        }
+        if weight == self.sample { SAMPLE_NS } else { self.spans.clock().ns(weight) }
     }
 
     #[inline]
@@ -215,7 +185,7 @@ impl LayerAwaits {
             if visited >= MOST_VISITED || self.room.has_enough(self.inbox.pool()) {
                 break;
             }
-            let futures = self.pending.get(part).map(|list| list.lock().all()).unwrap_or_default();
+            let futures = self.pending.get(part).map(|list| all(list)).unwrap_or_default();
             visited += futures.len();
             let taken = futures.iter().map(|future| future.observer.take_back(before)).sum();
             Counters::add(self.inbox.counters().dropped_memory, taken);
@@ -236,25 +206,23 @@ impl LayerAwaits {
         }
     }
 
-    /// A future is pending in a span, and can be asked what it awaits from now on.
-    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<FutureRecord>>) -> ListedAt {
-        let part = own_stripe();
-        let Some(list) = self.pending.get(part) else {
-            return ListedAt { part, index: usize::MAX };
-        };
-        let _uncounted = SuspendCounting::begin();
-        let index = list.lock().add(Arc::downgrade(waker));
-        ListedAt { part, index }
+    /// A future is pending in a span, and can be asked what it awaits from now on. Returns its part of the list.
+    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<FutureRecord>>) -> usize {
+        let (_uncounted, part) = (SuspendCounting::begin(), own_stripe());
+        let (address, future) = (Arc::as_ptr(waker).addr(), Arc::downgrade(waker));
+        _ = self.pending.get(part).and_then(|list| list.lock().insert(address, future));
+        part
     }
 
-    pub(super) fn remove_future(&self, ListedAt { part, index }: ListedAt) {
+    pub(super) fn remove_future(&self, waker: &Arc<TaskWaker<FutureRecord>>, part: usize) {
         let _uncounted = SuspendCounting::begin();
-        _ = self.pending.get(part).map(|list| list.lock().remove(index));
+        let address = Arc::as_ptr(waker).addr();
+        _ = self.pending.get(part).and_then(|list| list.lock().remove(&address));
     }
 
     /// How many futures are pending in open spans.
     pub(crate) fn count_pending(&self) -> usize {
-        let futures = self.pending.iter().flat_map(|list| list.lock().all());
+        let futures = self.pending.iter().flat_map(|list| all(list));
         futures.filter(|future| future.observer.is_pending(self)).count()
     }
 
@@ -263,8 +231,8 @@ impl LayerAwaits {
         &self,
         is_wanted: impl Fn(&InnermostSpan) -> bool,
     ) -> Vec<(InnermostSpan, CopiedSample)> {
-        let futures = self.pending.iter().flat_map(|list| list.lock().all());
-        let present = futures.flat_map(|future| future.observer.present(self, &is_wanted));
-        present.take(MOST_PRESENT).collect()
+        let futures = self.pending.iter().flat_map(|list| all(list));
+        let present = futures.filter_map(|future| future.observer.present(self, &is_wanted));
+        present.flatten().take(MOST_PRESENT).collect()
     }
 }
