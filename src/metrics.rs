@@ -1,5 +1,7 @@
 //! The counters in `Stats` as OpenTelemetry metrics.
 
+use std::borrow::Cow;
+
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::Meter;
 
@@ -8,62 +10,87 @@ use crate::handle::Handle;
 use crate::references::{RouteTotal, SUMMED};
 use crate::stats::Stats;
 
-/// The name, unit and description of a metric, and its values.
-struct Instrument {
-    name: &'static str,
-    unit: &'static str,
-    about: &'static str,
-    numbers: Numbers,
-}
+/// The values of a metric, each with its attributes.
+type Numbers = Vec<(u64, Vec<KeyValue>)>;
 
-#[derive(Clone, Copy)]
-enum Numbers {
-    One(fn(&Stats) -> u64),
-    /// One value for each value of this attribute.
-    Each(&'static str, fn(&Stats) -> Vec<(&'static str, u64)>),
-}
+/// The name, unit and description of a metric, and its values.
+type Instrument = (&'static str, &'static str, &'static str, fn(&Stats) -> Numbers);
 
 macro_rules! instruments {
     ($($name:literal, $unit:literal, $about:literal, $numbers:expr;)*) => {
-        &[$(Instrument { name: concat!("tracing_profiling.", $name), unit: $unit, about: $about, numbers: $numbers }),*]
+        &[$(($name, $unit, $about, $numbers)),*]
     };
 }
 
 const COUNTERS: &[Instrument] = instruments! {
-    "spans.seen", "{span}", "Created spans that a rule matches", Numbers::One(|stats| stats.spans.seen);
+    "spans.seen", "{span}", "Created spans that a rule matches", |stats| one(stats.spans.seen);
     "spans.kept", "{span}", "Spans that were kept; one that was kept for several reasons counts for each",
-        Numbers::Each("reason", |stats| {
-            Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason))).collect()
-        });
+        |stats| each("reason", Reason::all().map(|reason| (reason.as_str(), stats.kept_for(reason))));
     "samples.taken", "{sample}", "Samples that fell in a profiled span and were unwound",
-        Numbers::One(|stats| stats.samples.taken);
-    "samples.lost", "{sample}", "Samples that were lost or left out", Numbers::Each("cause", samples_lost);
+        |stats| one(stats.samples.taken);
+    "samples.lost", "{sample}", "Samples that were lost or left out", |stats| each("cause", samples_lost(stats));
     "spans.allocated", "By", "Bytes that closed spans have allocated, if the program has a `ProfilingAllocator`",
-        Numbers::One(|stats| stats.allocations.allocated_bytes);
-    "spans.freed", "By", "Bytes that closed spans have freed", Numbers::One(|stats| stats.allocations.freed_bytes);
-    "spans.allocations", "{allocation}", "Allocations of closed spans",
-        Numbers::One(|stats| stats.allocations.allocations);
-    "spans.frees", "{free}", "Frees of closed spans", Numbers::One(|stats| stats.allocations.frees);
-    "profiles.exported", "{profile}", "Profiles that the exporter accepted",
-        Numbers::One(|stats| stats.profiles.exported);
+        |stats| one(stats.allocations.allocated_bytes);
+    "spans.freed", "By", "Bytes that closed spans have freed", |stats| one(stats.allocations.freed_bytes);
+    "spans.allocations", "{allocation}", "Allocations of closed spans", |stats| one(stats.allocations.allocations);
+    "spans.frees", "{free}", "Frees of closed spans", |stats| one(stats.allocations.frees);
+    "profiles.exported", "{profile}", "Profiles that the exporter accepted", |stats| one(stats.profiles.exported);
     "profiles.dropped", "{profile}", "Profiles that could not be exported",
-        Numbers::Each("cause", |stats| with_prefix(stats, "profiles.dropped_").collect());
-    "traces.passed", "{span}", "Spans that each `KeptTraces` of the process passed on",
-        Numbers::One(|stats| stats.traces.passed);
-    "traces.dropped", "{span}", "Spans that they dropped, most of them of ordinary traces",
-        Numbers::Each("cause", |stats| {
-            let ordinary = ("ordinary", stats.traces.dropped);
-            with_prefix(stats, "traces.dropped_").chain([ordinary]).collect()
-        });
+        |stats| each("cause", with_prefix(stats, "profiles.dropped_"));
+    "traces.passed", "{span}", "Spans that each `KeptTraces` of the process passed on", |stats| one(stats.traces.passed);
+    "traces.dropped", "{span}", "Spans that they dropped, most of them of ordinary traces", |stats| {
+        let ordinary = ("ordinary", stats.traces.dropped);
+        each("cause", with_prefix(stats, "traces.dropped_").chain([ordinary]))
+    };
+    "collector.cpu_time", "s", "CPU time spent on reading and unwinding samples",
+        |stats| one(stats.sampling.collector_cpu_ns);
 };
 
 const GAUGES: &[Instrument] = instruments! {
-    "threads.sampled", "{thread}", "Threads that are currently sampled", Numbers::One(|stats| stats.threads.sampled);
+    "threads.sampled", "{thread}", "Threads that are currently sampled", |stats| one(stats.threads.sampled);
     "threads.unsampled", "{thread}", "Threads in old spans that could not be sampled",
-        Numbers::One(|stats| stats.threads.unsampled);
+        |stats| one(stats.threads.unsampled);
     "traces.held", "{span}", "Spans that each `KeptTraces` of the process currently holds",
-        Numbers::One(|stats| stats.traces.held);
+        |stats| one(stats.traces.held);
 };
+
+fn one(number: u64) -> Numbers {
+    vec![(number, Vec::new())]
+}
+
+/// One value for each value of an attribute.
+fn each(
+    attribute: &'static str,
+    numbers: impl IntoIterator<Item = (&'static str, u64)>,
+) -> Numbers {
+    let with = |(value, number)| (number, vec![KeyValue::new(attribute, value)]);
+    numbers.into_iter().map(with).collect()
+}
+
+/// A metric whose values `read` returns; those in seconds, as nanoseconds.
+fn register(
+    meter: &Meter,
+    (name, unit, is_gauge): (&str, &'static str, bool),
+    about: impl Into<Cow<'static, str>>,
+    read: impl Fn() -> Numbers + Send + Sync + 'static,
+) {
+    let name = format!("tracing_profiling.{name}");
+    macro_rules! build {
+        ($kind:ident, $value:expr) => {{
+            let (value, builder) = ($value, meter.$kind(name).with_unit(unit));
+            let builder = builder.with_description(about).with_callback(move |observer| {
+                let numbers = read().into_iter();
+                numbers.for_each(|(number, with)| observer.observe(value(number), &with));
+            });
+            builder.build();
+        }};
+    }
+    match unit {
+        "s" => build!(f64_observable_counter, |ns: u64| ns as f64 / 1e9),
+        _ if is_gauge => build!(u64_observable_gauge, |number: u64| number),
+        _ => build!(u64_observable_counter, |number: u64| number),
+    }
+}
 
 impl Handle {
     /// Registers the numbers of [`stats`](Self::stats) as OpenTelemetry metrics: observable counters, and gauges of
@@ -100,31 +127,15 @@ impl Handle {
     /// # }
     /// ```
     pub fn register_metrics(&self, meter: &Meter) {
-        macro_rules! register {
-            ($instruments:ident, $kind:ident) => {
-                for instrument in $instruments {
-                    let (handle, numbers) = (self.clone(), instrument.numbers);
-                    let builder = meter.$kind(instrument.name).with_unit(instrument.unit);
-                    let builder = builder.with_description(instrument.about);
-                    let builder = builder.with_callback(move |observer| {
-                        handle.observe(numbers, |value, with| observer.observe(value, with));
-                    });
-                    builder.build();
-                }
-            };
+        for (instruments, is_gauge) in [(COUNTERS, false), (GAUGES, true)] {
+            for &(name, unit, about, numbers) in instruments {
+                let handle = self.clone();
+                // Not once the layer is dropped: counters that fall to 0 look like a restart.
+                let stats = move || handle.has_layer().then(|| handle.stats());
+                let read = move || stats().as_ref().map(numbers).unwrap_or_default();
+                register(meter, (name, unit, is_gauge), about, read);
+            }
         }
-        register!(COUNTERS, u64_observable_counter);
-        register!(GAUGES, u64_observable_gauge);
-        let handle = self.clone();
-        meter
-            .f64_observable_counter("tracing_profiling.collector.cpu_time")
-            .with_unit("s")
-            .with_description("CPU time spent on reading and unwinding samples")
-            .with_callback(move |observer| {
-                let numbers = Numbers::One(|stats| stats.sampling.collector_cpu_ns);
-                handle.observe(numbers, |ns, with| observer.observe(ns as f64 / 1e9, with));
-            })
-            .build();
     }
 
     /// Registers what all requests of each route take as OpenTelemetry counters, from now on. A request is a profiled span
@@ -141,66 +152,27 @@ impl Handle {
     pub fn register_route_metrics(&self, meter: &Meter) {
         self.with_references(|references| references.totals.turn_on());
         let handle = self.clone();
-        meter
-            .u64_observable_counter("tracing_profiling.route.requests")
-            .with_unit("{request}")
-            .with_description("Requests that have closed")
-            .with_callback(move |observer| {
-                for total in handle.route_totals() {
-                    observer.observe(total.requests, &attributes_of(&total));
-                }
-            })
-            .build();
+        let requests = move || handle.route_totals(|total| total.requests);
+        let about = "Requests that have closed";
+        register(meter, ("route.requests", "{request}", false), about, requests);
         for (place, measure) in SUMMED.into_iter().enumerate() {
-            macro_rules! register {
-                ($kind:ident, $unit:literal, $sum:expr) => {{
-                    let (handle, sum) = (self.clone(), $sum);
-                    let builder = meter
-                        .$kind(format!("tracing_profiling.route.{}", measure.name()))
-                        .with_unit($unit)
-                        .with_description(format!(
-                            "The sum over all requests: {}",
-                            measure.row().words
-                        ));
-                    let builder = builder.with_callback(move |observer| {
-                        for total in handle.route_totals() {
-                            let total_sum = total.sums.get(place).copied().unwrap_or(0);
-                            observer.observe(sum(total_sum), &attributes_of(&total));
-                        }
-                    });
-                    builder.build();
-                }};
-            }
-            match measure.unit() {
-                Unit::Nanoseconds => register!(f64_observable_counter, "s", |ns| ns as f64 / 1e9),
-                _ => register!(u64_observable_counter, "By", |bytes: u64| bytes),
-            }
+            let handle = self.clone();
+            let sum = move |total: &RouteTotal| total.sums.get(place).copied().unwrap_or(0);
+            let name = format!("route.{}", measure.name());
+            let unit = if measure.unit() == Unit::Nanoseconds { "s" } else { "By" };
+            let about = format!("The sum over all requests: {}", measure.row().words);
+            register(meter, (&name, unit, false), about, move || handle.route_totals(sum));
         }
     }
 
     /// Also begins to add them up, if the layer's threads were started since.
-    fn route_totals(&self) -> Vec<RouteTotal> {
+    fn route_totals(&self, number: impl Fn(&RouteTotal) -> u64) -> Numbers {
         let totals = self.with_references(|references| {
             references.totals.turn_on();
             references.totals.read()
         });
-        totals.unwrap_or_default()
-    }
-
-    /// Passes the current numbers to `report`, unless the layer is dropped: counters that fall to 0 look like a restart.
-    fn observe(&self, numbers: Numbers, report: impl Fn(u64, &[KeyValue])) {
-        if !self.has_layer() {
-            return;
-        }
-        let stats = self.stats();
-        match numbers {
-            Numbers::One(number) => report(number(&stats), &[]),
-            Numbers::Each(attribute, numbers) => {
-                for (value, number) in numbers(&stats) {
-                    report(number, &[KeyValue::new(attribute, value)]);
-                }
-            }
-        }
+        let totals = totals.unwrap_or_default();
+        totals.iter().map(|total| (number(total), attributes_of(total))).collect()
     }
 }
 
