@@ -13,7 +13,6 @@
 
 use std::any::{Any, TypeId, type_name};
 use std::cell::Cell;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -71,8 +70,8 @@ impl<S: Subscriber> Layer<S> for Inert {}
 pub(crate) type FilterOf<S> = Filtered<Inert, Wanted, S>;
 
 /// The filter of a layer, and how the layer is part of its subscriber.
+#[derive(Debug)]
 pub(crate) struct SelfFilter {
-    control: Arc<Control>,
     /// Says that the layer filters itself, for any subscriber: it is asked before the subscriber is known.
     marker: FilterOf<Registry>,
     /// The [`FilterOf`] its subscriber, once the layer is part of one.
@@ -85,16 +84,9 @@ pub(crate) struct SelfFilter {
     was_asked: AtomicBool,
 }
 
-impl fmt::Debug for SelfFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SelfFilter").field("is_active", &self.filter.is_some()).finish()
-    }
-}
-
 impl SelfFilter {
     pub(crate) fn new(control: &Arc<Control>) -> Self {
         Self {
-            control: Arc::clone(control),
             marker: Filtered::new(Inert, Wanted(Arc::clone(control))),
             filter: None,
             is_impossible: false,
@@ -113,7 +105,8 @@ impl SelfFilter {
             self.is_impossible = true;
             return false;
         }
-        let mut filter: FilterOf<S> = Filtered::new(Inert, Wanted(Arc::clone(&self.control)));
+        let control = Arc::clone(&self.marker.filter().0);
+        let mut filter: FilterOf<S> = Filtered::new(Inert, Wanted(control));
         filter.on_layer(subscriber);
         self.filter = Some(Box::new(filter));
         self.is_over_registry = TypeId::of::<S>() == TypeId::of::<Registry>();
@@ -174,9 +167,8 @@ impl SelfFilter {
                 ASKS_OTHERS.set(self.0);
             }
         }
-        let Some(own) = self.control.own_dispatch().or_else(|| self.find_dispatch()) else {
-            return true;
-        };
+        let own = self.marker.filter().0.own_dispatch().or_else(|| self.find_dispatch());
+        let Some(own) = own else { return true };
         let _asks = Asks(ASKS_OTHERS.replace(Some(metadata)));
         !own.register_callsite(metadata).is_never()
     }
@@ -184,11 +176,12 @@ impl SelfFilter {
     /// The default subscriber, if it is that of this layer: `Option` and `Vec` do not pass it on.
     #[cold]
     fn find_dispatch(&self) -> Option<Dispatch> {
-        let is_own = |own: &Wanted| Arc::ptr_eq(&own.0, &self.control);
+        let control = &self.marker.filter().0;
+        let is_own = |own: &Wanted| Arc::ptr_eq(&own.0, control);
         let found = tracing::dispatcher::get_default(|default| {
             default.downcast_ref().is_some_and(is_own).then(|| default.clone())
         })?;
-        self.control.set_dispatch(&found);
+        control.set_dispatch(&found);
         // For callsites that were seen before. Later: `tracing` holds locks now.
         refresh_interest(Some(found.clone()), || {});
         Some(found)

@@ -1,6 +1,6 @@
 //! The layer, whose hooks call into the engine.
 
-use std::any::{TypeId, type_name};
+use std::any::type_name;
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
@@ -68,11 +68,6 @@ impl ProfilingLayer {
         Self { control, filter }
     }
 
-    /// What the layer answers to a question of `tracing-subscriber`; see [`SelfFilter::answer`].
-    fn answer(&self, id: TypeId) -> Option<*const ()> {
-        self.filter.answer(id)
-    }
-
     /// A handle to the layer. Take it before the layer is moved into a subscriber.
     pub fn handle(&self) -> Handle {
         Handle::new(&self.control)
@@ -119,29 +114,30 @@ impl Drop for ProfilingLayer {
     }
 }
 
+/// What `action` returns for the default subscriber and the engine of its layer, if that has anything to do.
+#[cfg(feature = "tower")]
+fn in_default<R>(action: impl Fn(&Dispatch, &Engine) -> R) -> Option<R> {
+    tracing::dispatcher::get_default(|dispatch| {
+        let engine = dispatch.downcast_ref::<ProfilingLayer>()?.control.open_engine()?;
+        Some(action(dispatch, engine))
+    })
+}
+
 /// Whether the layer of the default subscriber profiles spans.
 #[cfg(feature = "tower")]
 pub(crate) fn is_on() -> bool {
-    tracing::dispatcher::get_default(|dispatch| {
-        let engine =
-            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
-        engine.is_some_and(|engine| !engine.callsites.are_off())
-    })
+    in_default(|_, engine| !engine.callsites.are_off()).unwrap_or(false)
 }
 
 /// Adds what names a request to the shown fields of the current span.
 #[cfg(feature = "tower")]
 pub(crate) fn add_route(names: [(&'static str, Option<&str>); 2]) {
-    tracing::dispatcher::get_default(|dispatch| {
-        let engine =
-            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
+    in_default(|dispatch, engine| {
         let (_uncounted, current) = (SuspendCounting::begin(), dispatch.current_span());
-        let registry = dispatch.downcast_ref::<Registry>();
-        let span = registry.and_then(|registry| registry.span(current.id()?));
-        let Some((engine, span)) = engine.zip(span) else { return };
-        if let Some(values) = span.extensions_mut().get_mut::<FieldValues>() {
-            values.add_route(names, &engine.callsites.shown_fields);
-        }
+        let span = dispatch.downcast_ref::<Registry>()?.span(current.id()?)?;
+        let mut extensions = span.extensions_mut();
+        extensions.get_mut::<FieldValues>()?.add_route(names, &engine.callsites.shown_fields);
+        Some(())
     });
 }
 
@@ -149,10 +145,7 @@ pub(crate) fn add_route(names: [(&'static str, Option<&str>); 2]) {
 /// profiled span that it is in as failed if the server has, as `failure` says.
 #[cfg(feature = "tower")]
 pub(crate) fn note_response(span: &tracing::Span, failure: impl Fn() -> Option<String>) {
-    tracing::dispatcher::get_default(|dispatch| {
-        let engine =
-            dispatch.downcast_ref::<ProfilingLayer>().and_then(|layer| layer.control.open_engine());
-        let Some(engine) = engine else { return };
+    in_default(|dispatch, engine| {
         let (_uncounted, failure) = (SuspendCounting::begin(), failure());
         let innermost =
             || crate::span::innermost_span().filter(|it| it.layer == engine.spans.layer());
@@ -236,7 +229,7 @@ where
         self.filter.max_level_hint::<S>()
     }
 
-    tracing_profiling_capture::downcast_through!(answer);
+    tracing_profiling_capture::downcast_through!(filter.answer);
 
     #[inline]
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, ctx: Context<'_, S>) {

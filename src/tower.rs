@@ -95,22 +95,20 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let has_span = innermost_span().is_some();
-        if has_span {
+        let (mut span, mut unknown) = (Span::none(), None);
+        if innermost_span().is_some() {
             add_route(names_of(&request));
+        } else if is_on() {
+            let at = usize::try_from(hash_of(names_of(&request)) % ROUTES).unwrap_or(0);
+            let known = self.routes.get(at).map_or(HAS_SPANS, |it| it.load(Ordering::Relaxed));
+            if known != HAS_SPANS {
+                span = span_of(&request);
+            }
+            unknown = (known == UNKNOWN).then_some(at);
         }
-        let is_missing = !has_span && is_on();
-        let at =
-            is_missing.then(|| usize::try_from(hash_of(names_of(&request)) % ROUTES).unwrap_or(0));
-        let known = at.and_then(|at| Some(self.routes.get(at)?.load(Ordering::Relaxed)));
-        let span = match known {
-            Some(UNKNOWN | HAS_NONE) => span_of(&request),
-            _ => Span::none(),
-        };
         let created = spans_created();
         let future = span.in_scope(|| self.inner.call(request)).profiled().instrument(span);
-        let watched = at.filter(|_| known == Some(UNKNOWN));
-        let watched = watched.map(|at| (Arc::clone(&self.routes), at, spans_created() != created));
+        let watched = unknown.map(|at| (Arc::clone(&self.routes), at, spans_created() != created));
         ResponseFuture { future, watched }
     }
 }
@@ -155,13 +153,10 @@ fn is_grpc<B>(request: &Request<B>) -> bool {
 /// The fields that name a request. A client can send any path: an axum router has accepted a matched one, and a server of
 /// gRPC has names in its path.
 fn names_of<B>(request: &Request<B>) -> [(&'static str, Option<&str>); 2] {
-    let route: Option<&str> = None;
     #[cfg(feature = "axum")]
-    let route = request
-        .extensions()
-        .get::<axum::extract::MatchedPath>()
-        .map(|path| path.as_str())
-        .or(route);
+    let route = request.extensions().get().map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    let route: Option<&str> = None;
     // The route of a service is `/shop.Cart/{*rest}`.
     let may_be_rpc = route.is_none_or(|route| !route.contains('{') || route.ends_with("/{*rest}"));
     if is_grpc(request) && may_be_rpc {
