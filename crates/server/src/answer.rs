@@ -41,6 +41,10 @@ pub(crate) fn not_now(error: impl std::fmt::Display) -> Failure {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
+pub(crate) fn bad_request(problem: impl std::fmt::Display) -> Failure {
+    (StatusCode::BAD_REQUEST, problem.to_string())
+}
+
 pub(crate) fn not_found() -> Failure {
     (StatusCode::NOT_FOUND, "nothing is known of it".to_owned())
 }
@@ -62,11 +66,17 @@ pub(crate) fn no_answer(why: ProfileError) -> Failure {
 }
 
 /// The value of a name in a query, decoded.
-pub(crate) fn value_in(query: &str, wanted: &str) -> Option<String> {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+pub(crate) fn value_in(query: Option<&str>, wanted: &str) -> Option<String> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     let (_, value) = pairs.find(|(name, _)| *name == wanted)?;
     let value = value.replace('+', " ");
     Some(percent_decode_str(&value).decode_utf8_lossy().into_owned())
+}
+
+/// Whether the first `debug=...` of a query is a number other than 0.
+pub(crate) fn is_text(query: Option<&str>) -> bool {
+    let debug = value_in(query, "debug").and_then(|value| value.parse().ok());
+    debug.is_some_and(|debug: i64| debug != 0)
 }
 
 /// Not as a content encoding: readers of pprof expect it to be compressed.
@@ -74,4 +84,19 @@ pub(crate) fn pprof_file(name: &str, bytes: Vec<u8>) -> Response {
     let file = format!("attachment; filename=\"{name}.pb.gz\"");
     let of_type = [(header::CONTENT_TYPE, "application/octet-stream")];
     (of_type, [(header::CONTENT_DISPOSITION, file)], bytes).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_debug_other_than_0_asks_for_text() {
+        for query in ["debug=1", "debug=2", "seconds=1&debug=1", "debug=-1"] {
+            assert!(is_text(Some(query)), "{query}");
+        }
+        for query in ["", "debug", "debug=", "debug=0", "debug=x", "debug=0&debug=1", "undebug=1"] {
+            assert!(!is_text(Some(query)), "{query}");
+        }
+    }
 }

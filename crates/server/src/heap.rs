@@ -7,7 +7,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use tracing_profiling::profile::{Function, Profile, SampleKind};
@@ -16,8 +15,7 @@ use tracing_profiling_profile::encode::pprof_showing;
 use tracing_profiling_profile::facts::format::place_of;
 
 use super::{Routed, blocking, slow, take_place};
-use crate::answer::{Failure, no_answer, pprof_file, value_in};
-use crate::threads::is_text;
+use crate::answer::{Failure, bad_request, is_text, no_answer, pprof_file, value_in};
 
 type Read = fn(&Handle) -> Result<Profile, ProfileError>;
 
@@ -26,9 +24,8 @@ pub(crate) async fn in_use(
     State(routed): State<Routed>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
-    let query = query.unwrap_or_default();
-    let is_text = is_text(&query);
-    let read: Read = match value_in(&query, "seconds").map(|text| text.parse::<u64>()) {
+    let is_text = is_text(query.as_deref());
+    let read: Read = match value_in(query.as_deref(), "seconds").map(|text| text.parse::<u64>()) {
         None => Handle::heap_profile,
         Some(Ok(seconds @ 1..=600)) if !is_text => {
             let waiting = take_place(&routed.waiting)?;
@@ -41,7 +38,7 @@ pub(crate) async fn in_use(
         }
         _ => {
             let problem = "`seconds` is from 1 to 600, and not together with `debug`";
-            return Err((StatusCode::BAD_REQUEST, problem.to_owned()));
+            return Err(bad_request(problem));
         }
     };
     slow(routed, move |handle| match is_text {

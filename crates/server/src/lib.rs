@@ -4,35 +4,34 @@
 
 mod answer;
 mod compare;
-mod continuous;
 mod heap;
 mod kept;
 mod origin;
 mod process;
 mod routes;
-mod threads;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRef, OriginalUri, Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{from_fn, from_fn_with_state, map_response};
-use axum::response::Redirect;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tracing_profiling::{Error, Format, Handle, OpenSpan, ProfileKind, Reason, Rules};
+use tracing_profiling::encode::pprof_of_threads;
+use tracing_profiling::{Builder, Format, Handle, OpenSpan, ProfileKind, Reason, Rules};
 use tracing_profiling_profile::encode::TEXTS_SCRIPT;
 use tracing_profiling_profile::export::OF_PROCESS;
 use tracing_profiling_profile::export::stored::{StoredFile, list_stored, read_stored};
 use tracing_profiling_profile::facts::format::nanoseconds;
 
 use crate::answer::{
-    Failure, HTML, blocking, no_answer, not_found, not_now, time, unreadable, value_in,
+    Failure, HTML, bad_request, blocking, is_text, no_answer, not_found, not_now, pprof_file, time,
+    unreadable, value_in,
 };
 use crate::origin::{Hosts, refuse_foreign, refuse_links};
 
@@ -179,7 +178,7 @@ pub fn router_for(handle: &Handle, hosts: impl IntoIterator<Item = impl AsRef<st
             get(|| async { asset("text/javascript", &[TEXTS_SCRIPT, SCRIPT].concat()) }),
         )
         .route("/rules", get(rules).put(set_rules))
-        .route("/continuous", get(continuous::get).put(continuous::put))
+        .route("/continuous", get(continuous).put(set_continuous))
         .route("/routes", get(typical_routes))
         .route("/routes/profile", get(typical_profile))
         .route("/kept/{id}", get(one_kept))
@@ -204,17 +203,11 @@ async fn page_or_state(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    if wants_page(&headers) {
-        return Ok(page_at(PAGE, uri.path()));
+    if let Some(page) = page_for(&headers, PAGE, &uri, "") {
+        return Ok(page);
     }
     let state = blocking(move || Ok(Json(describe(&handle)))).await?;
     Ok(([(header::VARY, "accept")], state).into_response())
-}
-
-/// Whether a browser asks.
-fn wants_page(headers: &HeaderMap) -> bool {
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    accept.is_some_and(|accept| accept.contains("text/html"))
 }
 
 /// What is typical of all routes, or of the one in the query.
@@ -223,15 +216,13 @@ async fn typical_routes(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    if wants_page(&headers) {
-        return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/routes")));
+    if let Some(page) = page_for(&headers, TYPICAL_PAGE, &uri, "/routes") {
+        return Ok(page);
     }
-    let wanted = value_in(uri.query().unwrap_or_default(), "route");
+    let wanted = value_in(uri.query(), "route");
     let answer = move || {
         let found = routes::summaries(&handle, wanted.as_deref());
-        let version = routes::own_version(&handle);
-        let found = found.iter().map(routes::RouteSummary::to_json).collect::<Value>();
-        let all = json!({ "version": version, "routes": found });
+        let all = json!({ "version": routes::own_version(&handle), "routes": found });
         Ok(([(header::VARY, "accept")], Json(all)).into_response())
     };
     blocking(answer).await
@@ -243,11 +234,9 @@ async fn typical_profile(
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Failure> {
     let encode = move || {
-        let query = uri.query().unwrap_or_default();
-        let route = value_in(query, "route").ok_or_else(not_found)?;
-        let format = value_in(query, "format").unwrap_or_else(|| "pprof".to_owned());
-        let format = format.parse::<Format>();
-        let format = format.map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let route = value_in(uri.query(), "route").ok_or_else(not_found)?;
+        let format = value_in(uri.query(), "format").unwrap_or_else(|| "pprof".to_owned());
+        let format = format.parse::<Format>().map_err(bad_request)?;
         let profile = handle.typical_request(&route).ok_or_else(not_found)?;
         let encoded = format.encode(&profile, &handle.report_context());
         let bytes = encoded.ok_or_else(not_found)?;
@@ -267,13 +256,12 @@ async fn compared(
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    if wants_page(&headers) {
-        return Ok(page_at(TYPICAL_PAGE, uri.path().trim_end_matches("/compare")));
+    if let Some(page) = page_for(&headers, TYPICAL_PAGE, &uri, "/compare") {
+        return Ok(page);
     }
     let compare = move |handle: &Handle| {
-        let value = |name| value_in(uri.query().unwrap_or_default(), name);
-        let missing = || (StatusCode::BAD_REQUEST, "`route` is missing in the query".to_owned());
-        let route = value("route").ok_or_else(missing)?;
+        let value = |name| value_in(uri.query(), name);
+        let route = value("route").ok_or_else(|| bad_request("`route` is missing in the query"))?;
         let (before, after) = (value("before"), value("after"));
         let compared = compare::compared(handle, &route, before.as_deref(), after.as_deref())?;
         Ok(([(header::VARY, "accept")], Json(compared)).into_response())
@@ -281,14 +269,23 @@ async fn compared(
     slow(routed, compare).await
 }
 
-/// A page whose links begin at the path at which the routes are nested.
-fn page_at(page: &str, path: &str) -> Response {
+fn accepted(headers: &HeaderMap) -> &str {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.unwrap_or_default()
+}
+
+/// If a browser asks, the page, whose links begin at the path at which the routes are nested. `at`: its own path there.
+fn page_for(headers: &HeaderMap, page: &str, uri: &Uri, at: &str) -> Option<Response> {
+    if !accepted(headers).contains("text/html") {
+        return None;
+    }
+    let path = uri.path().strip_suffix(at).unwrap_or(uri.path());
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-._~%:@!$+,;=".contains(c);
     let base: String = path.trim_end_matches('/').chars().filter(|c| is_plain(*c)).collect();
     let formats: String = Format::available().flat_map(|format| [format.as_str(), " "]).collect();
     let page = page.replace("{{formats}}", &formats);
     let page = page.replace("{{home}}", if base.is_empty() { "/" } else { &base });
-    asset(HTML, &page.replace("{{base}}", &format!("{base}/")))
+    Some(asset(HTML, &page.replace("{{base}}", &format!("{base}/"))))
 }
 
 fn asset(content_type: &'static str, text: &str) -> Response {
@@ -300,10 +297,8 @@ async fn kept(
     State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Json<Value>, Failure> {
-    let limit = value_in(uri.query().unwrap_or_default(), "limit");
-    let limit = limit
-        .map_or(Ok(kept::USUAL), |text| text.parse())
-        .map_err(|_| (StatusCode::BAD_REQUEST, "`limit` must be a number of entries".to_owned()))?;
+    let limit = value_in(uri.query(), "limit").map_or(Ok(kept::USUAL), |text| text.parse());
+    let limit = limit.map_err(|_| bad_request("`limit` must be a number of entries"))?;
     slow(routed, move |handle| Ok(Json(kept::list(handle, limit).map_err(unreadable)?))).await
 }
 
@@ -313,8 +308,7 @@ async fn one_kept(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    let form = kept::Form::accepted(accept.unwrap_or_default());
+    let form = kept::Form::accepted(accepted(&headers));
     let read = move || {
         let found = kept::one(&handle, &id, form).map_err(unreadable)?;
         let (form, text) = found.ok_or_else(not_found)?;
@@ -328,8 +322,12 @@ async fn open(
     State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Json<Value>, Failure> {
-    let older_than = older_than(uri.query().unwrap_or_default());
-    let older_than = older_than.map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
+    const USUAL: Duration = Duration::from_secs(1);
+    let older_than = value_in(uri.query(), "older_than");
+    let older_than = older_than.map_or(Ok(USUAL), |text| humantime::parse_duration(&text));
+    let older_than = older_than.map_err(|error| {
+        bad_request(format!("`older_than` must be a duration, such as `5s` or `200ms`: {error}"))
+    })?;
     let list = move |handle: &Handle| {
         let open = handle.open_spans(older_than).map_err(no_answer)?;
         Ok(Json(open.into_iter().map(describe_open).collect()))
@@ -337,20 +335,19 @@ async fn open(
     slow(routed, list).await
 }
 
+/// All threads, as Go's `net/http/pprof` serves goroutines: as text if the query asks for that.
 async fn all_threads(
     State(routed): State<Routed>,
     OriginalUri(uri): OriginalUri,
 ) -> Result<Response, Failure> {
-    slow(routed, move |handle| threads::answer(handle, uri.query().unwrap_or_default())).await
-}
-
-/// The duration in `older_than=...` of a query.
-fn older_than(query: &str) -> Result<Duration, String> {
-    const DEFAULT: Duration = Duration::from_secs(1);
-    let Some(text) = value_in(query, "older_than") else { return Ok(DEFAULT) };
-    humantime::parse_duration(&text).map_err(|error| {
-        format!("`older_than` must be a duration, such as `5s` or `200ms`: {error}")
-    })
+    let dump = move |handle: &Handle| {
+        let dump = handle.threads().map_err(no_answer)?;
+        Ok(match is_text(uri.query()) {
+            true => dump.to_string().into_response(),
+            false => pprof_file("threads", pprof_of_threads(&dump)),
+        })
+    };
+    slow(routed, dump).await
 }
 
 fn describe_open(span: OpenSpan) -> Value {
@@ -384,20 +381,38 @@ async fn rules(State(handle): State<Handle>) -> Result<String, Failure> {
 }
 
 async fn set_rules(State(handle): State<Handle>, body: Bytes) -> Result<String, Failure> {
-    let bad = |problem: String| (StatusCode::BAD_REQUEST, problem);
     let set = move || {
-        let text = str::from_utf8(&body).map_err(|_| bad("rules are text in UTF-8".to_owned()))?;
+        let text = str::from_utf8(&body).map_err(|_| bad_request("rules are text in UTF-8"))?;
         if text.trim().is_empty() {
             // An empty body is likely a mistake that would be hard to spot.
-            return Err(bad("the body contains no rules: use `off` to keep nothing".to_owned()));
+            return Err(bad_request("the body contains no rules: use `off` to keep nothing"));
         }
-        let rules: Rules = text.trim().parse().map_err(|error: Error| bad(error.to_string()))?;
+        let rules = text.trim().parse::<Rules>().map_err(bad_request)?;
         handle.set_rules(rules).map_err(not_now)?;
         remember_kept(&handle);
         handle.log_rules("HTTP");
         Ok(handle.rules().to_string())
     };
     blocking(set).await
+}
+
+/// The rate of the continuous profile, as text.
+async fn continuous(State(handle): State<Handle>) -> String {
+    match handle.continuous() {
+        0 => "off".to_owned(),
+        rate => rate.to_string(),
+    }
+}
+
+async fn set_continuous(State(handle): State<Handle>, body: String) -> Result<String, Failure> {
+    let rate = match body.trim() {
+        "on" => Some(Builder::USUAL_CONTINUOUS_RATE),
+        "off" => Some(0),
+        rate => rate.parse().ok().filter(|rate| (1..=1_000).contains(rate)),
+    };
+    let expected = "the body must be `on`, `off`, or samples per second, from 1 to 1000";
+    handle.set_continuous(rate.ok_or_else(|| bad_request(expected))?).map_err(not_now)?;
+    Ok(continuous(State(handle)).await)
 }
 
 /// How many files of the continuous profile are listed, the newest first.
@@ -413,7 +428,8 @@ async fn list_files(
         let dir = handle.directory().map(|dir| dir.join(part));
         let files = dir.map(|dir| list_stored(&dir)).transpose().map_err(unreadable)?;
         let files = files.unwrap_or_default().into_iter().take(most);
-        Ok(Json(files.map(describe_file).collect()))
+        let of = |file: StoredFile| json!({ "name": file.name, "bytes": file.bytes, "time": time(file.modified) });
+        Ok(Json(files.map(of).collect()))
     };
     blocking(list).await
 }
@@ -461,10 +477,6 @@ fn describe(handle: &Handle) -> Value {
     })
 }
 
-fn describe_file(file: StoredFile) -> Value {
-    json!({ "name": file.name, "bytes": file.bytes, "time": time(file.modified) })
-}
-
 fn content_type(name: &str) -> &'static str {
     match name.rsplit('.').next() {
         Some("html") => HTML,
@@ -476,9 +488,6 @@ fn content_type(name: &str) -> &'static str {
     }
 }
 
-const CROSS_ORIGIN_RESOURCE_POLICY: HeaderName =
-    HeaderName::from_static("cross-origin-resource-policy");
-
 /// Adds headers so that a response can do nothing in a browser, except for the page, and a report in its own window.
 async fn protect(mut response: Response) -> Response {
     let is_asset = response.headers().contains_key(header::VARY);
@@ -489,7 +498,7 @@ async fn protect(mut response: Response) -> Response {
         _ => POLICY,
     };
     let protection: [(HeaderName, &'static str); 5] = [
-        (CROSS_ORIGIN_RESOURCE_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
         (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),

@@ -10,12 +10,11 @@ use axum::response::{IntoResponse, Response};
 
 use tracing_profiling_profile::text::shortened;
 
+use crate::answer::Failure;
+
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
-
-/// The response to a refused request.
-type Refusal = (StatusCode, String);
 
 /// A host in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +119,7 @@ fn is_link(headers: &HeaderMap) -> bool {
     is_all(&SEC_FETCH_MODE, "navigate") && is_all(&SEC_FETCH_DEST, "document")
 }
 
-fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
+fn check(request: &Request, hosts: &Hosts) -> Result<(), Failure> {
     let own = own_hosts(request, hosts)?;
     let headers = request.headers();
     // The browser lets only pages of the same origin read a response, but the work would be done.
@@ -144,7 +143,7 @@ fn check(request: &Request, hosts: &Hosts) -> Result<(), Refusal> {
 
 /// The hosts that a request is for, if all are allowed. A foreign name that resolves to this machine would make its
 /// pages the same origin as these routes. A request without a host does not come from a browser.
-fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Refusal> {
+fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Failure> {
     let headers: &HeaderMap = request.headers();
     let named = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
@@ -182,7 +181,7 @@ fn origin_of(origin: &HeaderValue) -> Option<(Host, Option<u16>, u16)> {
     Some((host, port, usual))
 }
 
-fn foreign(header: &str, value: &HeaderValue) -> Refusal {
+fn foreign(header: &str, value: &HeaderValue) -> Failure {
     let shown = shortened(String::from_utf8_lossy(value.as_bytes()));
     let problem = format!(
         "refused: the request came from a page of another origin ({header}: {shown}); a proxy must not change \

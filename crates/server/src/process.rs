@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::{OriginalUri, State};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
 
 use tracing_profiling::encode::{HtmlContext, html};
@@ -11,7 +11,7 @@ use tracing_profiling::profile::SampleKind;
 use tracing_profiling::{Handle, ProfileError, ProfileKind, ProfileOptions};
 use tracing_profiling_profile::encode::pprof_showing;
 
-use crate::answer::{Failure, HTML, blocking, internal, pprof_file, value_in};
+use crate::answer::{Failure, HTML, bad_request, blocking, internal, pprof_file, value_in};
 
 /// Marks an error for `go tool pprof`, which then shows its text.
 const X_GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
@@ -21,7 +21,7 @@ pub(crate) async fn answer(
     OriginalUri(uri): OriginalUri,
     kind: ProfileKind,
 ) -> Response {
-    let query = uri.query().unwrap_or_default();
+    let query = uri.query();
     let is_report = value_in(query, "format").as_deref() == Some("html");
     match encoded(handle, kind, query, is_report).await {
         Ok(bytes) if is_report => ([(header::CONTENT_TYPE, HTML)], bytes).into_response(),
@@ -36,13 +36,13 @@ pub(crate) async fn answer(
 async fn encoded(
     handle: Handle,
     kind: ProfileKind,
-    query: &str,
+    query: Option<&str>,
     is_report: bool,
 ) -> Result<Vec<u8>, Failure> {
     if is_report && kind == ProfileKind::Wall {
         let problem =
             "there is no report of wall time: ask without `format=html`, for `go tool pprof`";
-        return Err((StatusCode::BAD_REQUEST, problem.to_owned()));
+        return Err(bad_request(problem));
     }
     let options = options(kind, query)?;
     let not_enabled = move |error| not_enabled(kind, error);
@@ -62,7 +62,7 @@ async fn encoded(
 
 fn not_enabled(kind: ProfileKind, error: ProfileError) -> Failure {
     match error {
-        ProfileError::OutOfRange => (StatusCode::BAD_REQUEST, error.to_string()),
+        ProfileError::OutOfRange => bad_request(error),
         _ if kind == ProfileKind::Wall => {
             internal(format!("Could not observe all threads: {error}"))
         }
@@ -71,26 +71,26 @@ fn not_enabled(kind: ProfileKind, error: ProfileError) -> Failure {
 }
 
 /// The duration and rate of a query. As in Go, `seconds` that are no positive number are 30.
-fn options(kind: ProfileKind, query: &str) -> Result<ProfileOptions, Failure> {
+fn options(kind: ProfileKind, query: Option<&str>) -> Result<ProfileOptions, Failure> {
     let usual = ProfileOptions::of(kind);
     let seconds = value_in(query, "seconds").and_then(|text| text.parse::<u64>().ok());
     let seconds = seconds.filter(|seconds| *seconds > 0);
     let rate = value_in(query, "hz").map_or(Ok(usual.rate), |text| text.parse::<u32>());
-    let rate = rate.map_err(|_| {
-        (StatusCode::BAD_REQUEST, "`hz` must be a number of samples per second".to_owned())
-    })?;
+    let rate = rate.map_err(|_| bad_request("`hz` must be a number of samples per second"))?;
     let duration = seconds.map_or(usual.duration, Duration::from_secs);
     Ok(ProfileOptions { duration, rate, ..usual })
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
 
     #[test]
     fn seconds_are_read_as_go_does() {
         let read = |query: &str| {
-            let options = options(ProfileKind::Cpu, query);
+            let options = options(ProfileKind::Cpu, Some(query));
             options.map(|of| (of.duration.as_secs(), of.rate))
         };
         for (query, seconds, rate) in [
@@ -104,7 +104,7 @@ mod tests {
         ] {
             assert_eq!(read(query), Ok((seconds, rate)), "{query}");
         }
-        let wall = |query: &str| options(ProfileKind::Wall, query).map(|of| of.rate);
+        let wall = |query: &str| options(ProfileKind::Wall, Some(query)).map(|of| of.rate);
         assert_eq!((wall("seconds=5"), wall("hz=50")), (Ok(20), Ok(50)));
         let refused = read("hz=many").unwrap_err();
         assert_eq!(refused.0, StatusCode::BAD_REQUEST);

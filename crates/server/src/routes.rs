@@ -17,30 +17,18 @@ const MOST_KEPT: usize = 10;
 const PERCENTILES: [(&str, f64, u64); 3] =
     [("p50_ms", 50.0, 10), ("p95_ms", 95.0, 100), ("p99_ms", 99.0, 500)];
 
-/// What is known of a route, and its slowest kept spans.
-pub(crate) struct RouteSummary {
-    route: Route,
-    kept: Vec<RecentlyKept>,
-}
-
-/// All routes, those with the most time first, or the one of that name.
-pub(crate) fn summaries(handle: &Handle, wanted: Option<&str>) -> Vec<RouteSummary> {
-    let routes = handle.routes().into_iter();
-    let routes = routes.filter(|route| wanted.is_none_or(|name| name == route.name));
-    let mut routes: Vec<_> = routes.map(|route| RouteSummary { route, kept: Vec::new() }).collect();
-    routes.sort_by_cached_key(|it| (Reverse(it.all_wall_ns() as u64), it.route.name.clone()));
-    for kept in handle.recently_kept() {
-        let route = routes.iter_mut().find(|it| it.route.name == kept.route);
-        _ = route.map(|route| route.kept.push(kept));
-    }
-    for route in &mut routes {
-        let wall_ns = |kept: &RecentlyKept| {
-            kept.kept.spans.first().map_or(0, |span| span.facts.times.wall_ns)
-        };
-        route.kept.sort_by_key(|kept| Reverse(wall_ns(kept)));
-        route.kept.truncate(MOST_KEPT);
-    }
-    routes
+/// What is known of all routes, those with the most time first, or of the one of that name.
+pub(crate) fn summaries(handle: &Handle, wanted: Option<&str>) -> Value {
+    let mut routes = handle.routes();
+    routes.retain(|route| wanted.is_none_or(|name| name == route.name));
+    // By the time of all requests, estimated.
+    routes.sort_by_cached_key(|route| {
+        let all_wall_ns = mean_wall_ns(route) * route.recent.walls.spans() as f64;
+        (Reverse(all_wall_ns as u64), route.name.clone())
+    });
+    let mut kept = handle.recently_kept();
+    kept.sort_by_key(|it| Reverse(it.kept.spans.first().map(|span| span.facts.times.wall_ns)));
+    routes.iter().map(|route| to_json(route, &kept)).collect()
 }
 
 /// The version of the service that runs, if it is known.
@@ -48,43 +36,35 @@ pub(crate) fn own_version(handle: &Handle) -> Option<String> {
     handle.report_context().resource().get("service.version").map(ToString::to_string)
 }
 
-impl RouteSummary {
-    /// Of all requests, estimated.
-    fn all_wall_ns(&self) -> f64 {
-        self.mean_wall_ns() * self.route.recent.walls.spans() as f64
-    }
+fn mean_wall_ns(route: &Route) -> f64 {
+    let references = &route.recent.references;
+    references.wall().mean(references.spans())
+}
 
-    fn references(&self) -> u64 {
-        self.route.recent.references.spans()
-    }
-
-    fn mean_wall_ns(&self) -> f64 {
-        self.route.recent.references.wall().mean(self.references())
-    }
-
-    pub(crate) fn to_json(&self) -> Value {
-        let mut split: BTreeMap<&'static str, f64> = BTreeMap::new();
-        for (quantity, of) in self.route.recent.references.quantities() {
-            if let Quantity::Wall(kind, _) = quantity {
-                *split.entry(kind.name()).or_default() += of.mean(self.references());
-            }
+/// A route, with the slowest of the kept spans that are its own.
+fn to_json(route: &Route, kept: &[RecentlyKept]) -> Value {
+    let (walls, references) = (&route.recent.walls, &route.recent.references);
+    let mut split: BTreeMap<&'static str, f64> = BTreeMap::new();
+    for (quantity, of) in references.quantities() {
+        if let Quantity::Wall(kind, _) = quantity {
+            *split.entry(kind.name()).or_default() += of.mean(references.spans());
         }
-        let percentile = |(name, percent, least)| {
-            let known = (self.references() >= least).then_some(percent);
-            let ns = known.and_then(|percent| self.route.recent.walls.percentile_ns(percent));
-            (name, Value::from(ns.map(ms)))
-        };
-        let all = json!({
-            "name": self.route.name,
-            "references": self.references(),
-            "requests_estimated": self.route.recent.walls.spans(),
-            "mean_wall_ms": ms(self.mean_wall_ns() as u64),
-            "mean_wall_split_ms": Value::from_iter(split.into_iter().map(|(kind, ns)| (kind, ms(ns as u64)))),
-            "drift": self.route.drift.as_ref().map(drift_to_json),
-            "kept": self.kept.iter().map(kept_to_json).collect::<Value>(),
-        });
-        joined(all, PERCENTILES.into_iter().map(percentile).collect())
     }
+    let percentile = |(name, percent, least)| {
+        let known = (references.spans() >= least).then_some(percent);
+        (name, Value::from(known.and_then(|percent| walls.percentile_ns(percent)).map(ms)))
+    };
+    let kept = kept.iter().filter(|it| it.route == route.name).take(MOST_KEPT);
+    let all = json!({
+        "name": route.name,
+        "references": references.spans(),
+        "requests_estimated": walls.spans(),
+        "mean_wall_ms": ms(mean_wall_ns(route) as u64),
+        "mean_wall_split_ms": Value::from_iter(split.into_iter().map(|(kind, ns)| (kind, ms(ns as u64)))),
+        "drift": route.drift.as_ref().map(drift_to_json),
+        "kept": kept.map(kept_to_json).collect::<Value>(),
+    });
+    joined(all, PERCENTILES.into_iter().map(percentile).collect())
 }
 
 fn drift_to_json(drift: &Drift) -> Value {
