@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, OnceLock};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, SendError, Sender, bounded, unbounded};
@@ -155,45 +155,40 @@ impl SpanDelivery {
         // What an exporter does is no part of a trace.
         let _suppressed = Context::enter_telemetry_suppressed_scope();
         for message in messages {
-            let bytes = if let Message::Pass(lot, _) = &message { lot.bytes } else { 0 };
-            // A processor is code of the program, and may panic.
-            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(message)));
-            self.shared.passed(bytes);
-            if let Ok(false) = handled {
-                // What came after a shutdown was asked for.
-                messages.try_iter().for_each(|message| self.shared.drop_at_shutdown(&message));
-                return;
+            match message {
+                Message::Pass(lot, threshold) => {
+                    lot.spans.into_iter().for_each(|span| self.pass(span, threshold));
+                    self.shared.passed(lot.bytes);
+                }
+                Message::Flush(reply) => _ = self.flush().map(|flushed| reply.send(flushed)),
+                Message::Shutdown(reply) => {
+                    let ends_at = self.shared.ends_at.get().copied().unwrap_or_else(Instant::now);
+                    let left = ends_at.saturating_duration_since(Instant::now());
+                    let end = || reply.send(self.next.shutdown_with_timeout(left));
+                    if catch_unwind(AssertUnwindSafe(end)).is_ok() {
+                        // What came after it was asked for.
+                        messages.try_iter().for_each(|it| self.shared.drop_at_shutdown(&it));
+                        return;
+                    }
+                }
             }
         }
     }
 
-    /// Returns whether further messages can follow.
-    fn handle(&mut self, message: Message) -> bool {
-        match message {
-            Message::Pass(lot, threshold) => {
-                for span in lot.spans {
-                    if self.unflushed < PASSED_AT_ONCE || self.wait_for_room() {
-                        self.unflushed += 1;
-                        Counters::add(&COUNTERS.passed, 1);
-                        let span = with_threshold(span, threshold);
-                        _ = catch_unwind(AssertUnwindSafe(|| self.next.on_end(span)));
-                    } else {
-                        Counters::add(&COUNTERS.dropped_at_shutdown, 1);
-                    }
-                }
-                true
-            }
-            Message::Flush(reply) => {
-                _ = reply.send(self.next.force_flush());
-                true
-            }
-            Message::Shutdown(reply) => {
-                let ends_at = self.shared.ends_at.get().copied().unwrap_or_else(Instant::now);
-                let left = ends_at.saturating_duration_since(Instant::now());
-                _ = reply.send(self.next.shutdown_with_timeout(left));
-                false
-            }
+    fn pass(&mut self, span: SpanData, threshold: Option<u64>) {
+        if self.unflushed < PASSED_AT_ONCE || self.wait_for_room() {
+            self.unflushed += 1;
+            Counters::add(&COUNTERS.passed, 1);
+            let pass = || self.next.on_end(with_threshold(span, threshold));
+            _ = catch_unwind(AssertUnwindSafe(pass));
+        } else {
+            Counters::add(&COUNTERS.dropped_at_shutdown, 1);
         }
+    }
+
+    /// A processor is code of the program, and may panic.
+    fn flush(&self) -> thread::Result<OTelSdkResult> {
+        catch_unwind(AssertUnwindSafe(|| self.next.force_flush()))
     }
 
     /// Waits until the processor has passed on what it has, so that it drops nothing; false if the shutdown's time is over.
@@ -201,7 +196,7 @@ impl SpanDelivery {
         let ends_at = || self.shared.ends_at.get();
         let mut pause = PAUSE;
         while ends_at().is_none_or(|ends_at| Instant::now() < *ends_at) {
-            match catch_unwind(AssertUnwindSafe(|| self.next.force_flush())) {
+            match self.flush() {
                 Ok(Err(OTelSdkError::Timeout(_))) => self.is_stuck = true,
                 Ok(Err(OTelSdkError::InternalFailure(_))) if self.is_stuck => {}
                 _ => {

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use tracing_profiling_profile::text::shortened;
 
-use crate::answer::Failure;
+use crate::answer::{Failure, bad_request};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
@@ -144,29 +144,24 @@ fn check(request: &Request, hosts: &Hosts) -> Result<(), Failure> {
 /// The hosts that a request is for, if all are allowed. A foreign name that resolves to this machine would make its
 /// pages the same origin as these routes. A request without a host does not come from a browser.
 fn own_hosts(request: &Request, hosts: &Hosts) -> Result<Vec<(Host, Option<u16>)>, Failure> {
-    let headers: &HeaderMap = request.headers();
-    let named = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let named = request.headers().get_all(header::HOST);
+    if named.iter().count() > 1 {
+        return Err(bad_request("there is more than one Host header"));
+    }
     let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-    let named: Vec<_> = authority.into_iter().chain(named).collect();
-    if headers.get_all(header::HOST).iter().count() > 1 {
-        return Err((StatusCode::BAD_REQUEST, "there is more than one Host header".to_owned()));
-    }
-    let mut own = Vec::new();
-    for text in named {
+    let allowed = |text: &[u8]| {
         let host = str::from_utf8(text).ok().and_then(Host::parse);
-        match host {
-            Some(host) if hosts.allow(&host.0) => own.push(host),
-            _ => {
-                let shown = shortened(String::from_utf8_lossy(text));
-                let problem = format!(
-                    "these routes do not serve the host `{shown}`: use localhost, or add the host with \
-                     `tracing_profiling_server::router_for`"
-                );
-                return Err((StatusCode::MISDIRECTED_REQUEST, problem));
-            }
-        }
-    }
-    Ok(own)
+        host.filter(|(host, _)| hosts.allow(host)).ok_or_else(|| {
+            let shown = shortened(String::from_utf8_lossy(text));
+            let problem = format!(
+                "these routes do not serve the host `{shown}`: use localhost, or add the host with \
+                 `tracing_profiling_server::router_for`"
+            );
+            (StatusCode::MISDIRECTED_REQUEST, problem)
+        })
+    };
+    let named = named.iter().map(HeaderValue::as_bytes);
+    authority.into_iter().chain(named).map(allowed).collect()
 }
 
 /// Host, port, and the default port of the scheme.
