@@ -18,8 +18,8 @@ pub(super) struct Idle {
     /// Tells the wakers of polls apart: that of the next one, and whether a clone can have it.
     pub(super) tag: u8,
     pub(super) is_tag_in_use: bool,
-    /// The part of the layer's list of pending futures that it is in.
-    pub(super) listed: Option<usize>,
+    /// The place in the layer's list of pending futures.
+    pub(super) listed: Option<(usize, usize)>,
     /// What is not in the accounts yet: awaits and delays, in ticks, and how many there were.
     uncounted: [u64; 3],
     /// For how long its span, and those around it, had been idle when the future began to be pending: their ids, and ticks.
@@ -45,7 +45,7 @@ impl Idle {
         }
         let now = awaits.now();
         if self.listed.is_none() {
-            self.listed = Some(awaits.add_future(waker));
+            self.listed = awaits.add_future(waker);
             // Random, so that all points of a short time are equally likely to be sampled.
             let random = mixed(now ^ Arc::as_ptr(waker).addr() as u64);
             self.unsampled = [random % awaits.sample, random.rotate_left(32) % awaits.sample];

@@ -157,8 +157,8 @@ impl Observed {
         };
         idle.end_await(&waker.observer);
         idle.report_rest(&waker.observer, awaits);
-        if let Some(part) = idle.listed {
-            awaits.remove_future(&waker, part);
+        if let Some(place) = idle.listed {
+            awaits.remove_future(place);
         }
         // Wakers may outlive the future.
         let mut place = waker.observer.place.lock();

@@ -2,7 +2,6 @@
 
 use std::array;
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -42,11 +41,15 @@ pub(crate) struct LayerAwaits {
     pub(super) portion: u64,
 }
 
-/// Pending futures by their addresses.
-type Listed = HashMap<usize, Weak<TaskWaker<FutureRecord>>>;
+/// Pending futures, which keep their places.
+#[derive(Debug, Default)]
+struct Listed {
+    futures: Vec<Option<Weak<TaskWaker<FutureRecord>>>>,
+    free: Vec<usize>,
+}
 
 fn all(list: &Mutex<Listed>) -> Vec<Arc<TaskWaker<FutureRecord>>> {
-    list.lock().values().filter_map(Weak::upgrade).collect()
+    list.lock().futures.iter().flatten().filter_map(Weak::upgrade).collect()
 }
 
 /// One in the upper half of [`WORDS`]' word.
@@ -206,18 +209,26 @@ impl LayerAwaits {
         }
     }
 
-    /// A future is pending in a span, and can be asked what it awaits from now on. Returns its part of the list.
-    pub(super) fn add_future(&self, waker: &Arc<TaskWaker<FutureRecord>>) -> usize {
+    /// A future is pending in a span, and can be asked what it awaits from now on. Returns the part and its place there.
+    pub(super) fn add_future(
+        &self,
+        waker: &Arc<TaskWaker<FutureRecord>>,
+    ) -> Option<(usize, usize)> {
         let (_uncounted, part) = (SuspendCounting::begin(), own_stripe());
-        let (address, future) = (Arc::as_ptr(waker).addr(), Arc::downgrade(waker));
-        _ = self.pending.get(part).and_then(|list| list.lock().insert(address, future));
-        part
+        let Listed { futures, free } = &mut *self.pending.get(part)?.lock();
+        let index = free.pop().unwrap_or(futures.len());
+        futures.resize(futures.len().max(index + 1), None);
+        *futures.get_mut(index)? = Some(Arc::downgrade(waker));
+        Some((part, index))
     }
 
-    pub(super) fn remove_future(&self, waker: &Arc<TaskWaker<FutureRecord>>, part: usize) {
+    pub(super) fn remove_future(&self, (part, index): (usize, usize)) {
         let _uncounted = SuspendCounting::begin();
-        let address = Arc::as_ptr(waker).addr();
-        _ = self.pending.get(part).and_then(|list| list.lock().remove(&address));
+        let Some(list) = self.pending.get(part) else { return };
+        let Listed { futures, free } = &mut *list.lock();
+        if futures.get_mut(index).and_then(Option::take).is_some() {
+            free.push(index);
+        }
     }
 
     /// How many futures are pending in open spans.
