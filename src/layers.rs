@@ -2,15 +2,10 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Values that are never freed. A list without a lock can be used in an allocator, and in the child of a fork.
+/// Values that are never freed: the first and those after it. A list without a lock can be used in an allocator, and in the
+/// child of a fork.
 #[derive(Debug)]
-pub(crate) struct List<T: 'static>(OnceLock<&'static Entry<T>>);
-
-#[derive(Debug)]
-struct Entry<T: 'static> {
-    value: T,
-    next: OnceLock<&'static Self>,
-}
+pub(crate) struct List<T: 'static>(OnceLock<&'static (T, Self)>);
 
 impl<T> List<T> {
     pub(crate) const fn new() -> Self {
@@ -18,18 +13,17 @@ impl<T> List<T> {
     }
 
     pub(crate) fn push(&self, value: T) -> &'static T {
-        let entry: &Entry<T> = Box::leak(Box::new(Entry { value, next: OnceLock::new() }));
-        let end = || self.entries().last().map_or(&self.0, |last| &last.next);
-        while end().set(entry).is_err() {}
-        &entry.value
+        let added: &'static (T, Self) = Box::leak(Box::new((value, Self::new())));
+        let mut rest = self;
+        while rest.0.set(added).is_err() {
+            rest = rest.0.get().map_or(rest, |(_, rest)| rest);
+        }
+        &added.0
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &'static T> {
-        self.entries().map(|entry| &entry.value)
-    }
-
-    fn entries(&self) -> impl Iterator<Item = &'static Entry<T>> {
-        std::iter::successors(self.0.get().copied(), |entry| entry.next.get().copied())
+        let all = std::iter::successors(self.0.get().copied(), |(_, rest)| rest.0.get().copied());
+        all.map(|(value, _)| value)
     }
 }
 

@@ -29,9 +29,9 @@ pub(crate) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     for recent in recent.iter().filter(|it| it.kept.profile.is_none_or(|id| listed.insert(id))) {
         let files = recent.kept.profile.and_then(|id| stored.remove(&id.to_string()));
         if total < limit {
-            let files = files.map(|files| files.names).unwrap_or_default();
             let summary = recent.summary().map_or(json!({}), |summary| summary.to_json());
-            entries.push(joined(summary, json!({ "files": files })));
+            let files = files.unwrap_or_default();
+            entries.push(joined(summary, json!({ "files": names_of(&files) })));
         }
         total += 1;
     }
@@ -39,9 +39,9 @@ pub(crate) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     // Of earlier runs, or of other processes that use the directory.
     if let Some(dir) = &dir {
         let mut others: Vec<_> = stored.into_values().collect();
-        others.sort_by(|a, b| b.names.cmp(&a.names));
+        others.sort_by(|a, b| names_of(b).cmp(&names_of(a)));
         let room = limit.saturating_sub(entries.len());
-        entries.extend(others.into_iter().take(room).map(|files| of_files(dir, files)));
+        entries.extend(others.iter().take(room).map(|files| of_files(dir, files)));
     }
     let time = |entry: &Value| entry.get("time").and_then(Value::as_str).unwrap_or("").to_owned();
     entries.sort_by_cached_key(|entry| std::cmp::Reverse(time(entry)));
@@ -116,35 +116,32 @@ fn read(dir: &Path, report: &str, form: Form) -> std::io::Result<Option<Vec<u8>>
     Ok(brief.get(member).and_then(Value::as_str).map(|text| text.as_bytes().to_vec()))
 }
 
-/// The files of a profile.
-struct ProfileFiles {
-    /// The report first.
-    names: Vec<String>,
-    modified: String,
-}
-
-fn by_profile(files: Vec<StoredFile>) -> HashMap<String, ProfileFiles> {
-    let mut profiles: HashMap<String, ProfileFiles> = HashMap::new();
+/// The files of each profile, the report first.
+fn by_profile(files: Vec<StoredFile>) -> HashMap<String, Vec<StoredFile>> {
+    let mut profiles: HashMap<String, Vec<_>> = HashMap::new();
     for file in files {
-        let Some(id) = profile_id_of(&file.name) else { continue };
-        let modified = time(file.modified);
-        let new = ProfileFiles { names: Vec::new(), modified };
-        profiles.entry(id.to_owned()).or_insert(new).names.push(file.name);
+        let Some(id) = profile_id_of(&file.name).map(str::to_owned) else { continue };
+        profiles.entry(id).or_default().push(file);
     }
     for files in profiles.values_mut() {
-        files.names.sort_by_key(|name| (!name.ends_with(".html"), name.clone()));
+        files.sort_by_cached_key(|file| (!file.name.ends_with(".html"), file.name.clone()));
     }
     profiles
 }
 
+fn names_of(files: &[StoredFile]) -> Vec<&str> {
+    files.iter().map(|file| file.name.as_str()).collect()
+}
+
 /// The entry of a profile of which only files are known. A report contains its summary.
-fn of_files(dir: &Path, files: ProfileFiles) -> Value {
-    let first = files.names.first().filter(|name| name.ends_with(".html"));
-    let summary = first.and_then(|name| summary_of(dir, name)).unwrap_or_else(|| {
-        let name = files.names.first().and_then(|name| span_of(name));
-        json!({ "time": files.modified, "name": name.unwrap_or_default() })
+fn of_files(dir: &Path, files: &[StoredFile]) -> Value {
+    let first = files.first();
+    let report = first.filter(|file| file.name.ends_with(".html"));
+    let summary = report.and_then(|file| summary_of(dir, &file.name)).unwrap_or_else(|| {
+        let name = first.and_then(|file| span_of(&file.name)).unwrap_or_default();
+        json!({ "time": first.map(|file| time(file.modified)), "name": name })
     });
-    joined(summary, json!({ "files": files.names }))
+    joined(summary, json!({ "files": names_of(files) }))
 }
 
 #[cfg(test)]
