@@ -1,6 +1,6 @@
 //! Room for the stacks of futures while most of the memory for them is in use, as with thousands of idle connections.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::sys::BlockPool;
@@ -14,8 +14,6 @@ const SMALL_BYTES: usize = 2 << 10;
 /// Futures that have been pending for longer lose their stacks, at most once in the other time.
 pub(super) const LONG: Duration = Duration::from_secs(5);
 pub(super) const PASS_INTERVAL: Duration = Duration::from_secs(1);
-/// About how many futures are visited then.
-pub(super) const MOST_VISITED: usize = 8_192;
 
 #[derive(Debug, Default)]
 pub(super) struct StackRoom {
@@ -24,8 +22,6 @@ pub(super) struct StackRoom {
     is_wanted: AtomicBool,
     /// When that was, in ticks.
     passed_at: AtomicU64,
-    /// The part of the futures at which the next one begins.
-    pub(super) next_part: AtomicUsize,
 }
 
 impl StackRoom {

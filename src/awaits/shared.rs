@@ -10,7 +10,7 @@ use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
 
 use super::record::FutureRecord;
-use super::room::{LONG, MOST_VISITED, PASS_INTERVAL, StackRoom};
+use super::room::{LONG, PASS_INTERVAL, StackRoom};
 use crate::inbox::{CopiedSample, CopiedStack, Inbox, InboxCounters};
 use crate::layers::Layers;
 use crate::span::{InnermostSpan, Spans};
@@ -181,16 +181,11 @@ impl LayerAwaits {
             return;
         }
         let before = now.saturating_sub(clock.ticks(LONG));
-        let first = self.room.next_part.load(Ordering::Relaxed);
-        let mut visited = 0;
-        for part in (0..STRIPES).map(|part| (first + part) % STRIPES) {
-            self.room.next_part.store(part, Ordering::Relaxed);
-            if visited >= MOST_VISITED || self.room.has_enough(self.inbox.pool()) {
+        for list in &self.pending {
+            if self.room.has_enough(self.inbox.pool()) {
                 break;
             }
-            let futures = self.pending.get(part).map(|list| all(list)).unwrap_or_default();
-            visited += futures.len();
-            let taken = futures.iter().map(|future| future.observer.take_back(before)).sum();
+            let taken = all(list).iter().map(|future| future.observer.take_back(before)).sum();
             Counters::add(self.inbox.counters().dropped_memory, taken);
         }
     }

@@ -179,8 +179,9 @@ impl<P: SpanProcessor + 'static> SpanProcessor for KeptTraces<P> {
 /// A layer has kept a span of the trace that `find` returns, which is asked only if traces are held.
 pub(crate) fn keep_trace(find: impl FnOnce() -> Option<TraceIds>) {
     let all = all_here();
-    let ids = if all.is_empty() { None } else { find() };
-    if let Some(ids) = ids {
+    if !all.is_empty()
+        && let Some(ids) = find()
+    {
         let trace = TraceId::from_bytes(ids.trace.to_bytes());
         all.iter().for_each(|held| held.keep(trace));
     }
