@@ -276,11 +276,3 @@ impl Control {
         reporter.wait_for_log(Instant::now() + LONGEST);
     }
 }
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        if self.is_here() {
-            self.end(Engine::shutdown_later);
-        }
-    }
-}
