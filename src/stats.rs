@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::CachePadded;
 
-use crate::facts::Allocations;
-use crate::facts::{Reason, Reasons};
+use crate::facts::{Allocations, Reason, Reasons};
 use crate::sampler::ThreadCounters;
 use crate::sys::{STRIPES, own_stripe};
 

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::place::{Carried, mixed};
+use super::place::Carried;
 use super::record::{FutureRecord, Waking, await_sample};
 use super::shared::LayerAwaits;
 use crate::inbox::CopiedSample;
 use crate::span::{LongSegment, RegistryId, Spans, explain_idle, last_long_segment};
 use crate::stats::Counters;
-use crate::sys::{SuspendCounting, TaskWaker};
+use crate::sys::{SuspendCounting, TaskWaker, mixed};
 
 /// The idle time of a future.
 #[derive(Debug, Default)]

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::leaves::PendingLeaves;
 use crate::span::{InnermostSpan, SpanKey, Spans};
+use crate::sys::mixed;
 
 /// Where the future is.
 #[derive(Debug, Default)]
@@ -177,11 +178,4 @@ impl AwaitPlace {
         let shown = if is_new { new } else { before };
         self.carried = Some(Carried { weights, is_merged: true, ..shown });
     }
-}
-
-/// The finalizer of SplitMix64, whose output for different numbers is as good as random.
-pub(super) const fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
 }

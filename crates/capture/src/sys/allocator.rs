@@ -253,7 +253,7 @@ impl ThreadSampling {
         self.due.set(begin.saturating_add(gap as u64).saturating_add(1));
     }
 
-    /// From 0 to less than 1, by SplitMix64.
+    /// From 0 to less than 1.
     fn random(&self) -> f64 {
         const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
         let state = match self.random.get() {
@@ -272,7 +272,8 @@ impl ThreadSampling {
     }
 }
 
-const fn mixed(number: u64) -> u64 {
+/// The finalizer of SplitMix64, whose output for different numbers is as good as random.
+pub const fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ number >> 31

@@ -41,7 +41,7 @@ mod platform;
 
 #[cfg(all(any(test, feature = "_test"), not(tracing_profiling_unsupported)))]
 pub use allocator::sample_bytes;
-pub use allocator::{ProfilingAllocator, SampledAllocation, SuspendCounting};
+pub use allocator::{ProfilingAllocator, SampledAllocation, SuspendCounting, mixed};
 pub use block_pool::{BlockPool, Blocks};
 pub use clock::Clock;
 pub use files_guard::FilesGuard;
