@@ -105,19 +105,14 @@ impl Observed {
         self.idle.is_tag_in_use = true;
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
-        let is_carrier = waker.observer.awaits.get().is_some();
-        let mut carrier = is_carrier.then(|| Arc::clone(waker));
-        if is_carrier {
-            carrier = CARRIER.try_with(|cell| cell.replace(carrier.take())).ok().flatten();
-        }
+        let own = waker.observer.awaits.get().map(|_| Arc::clone(waker));
+        let carrier = own.map(|own| CARRIER.try_with(|cell| cell.replace(Some(own))).ok().flatten());
         // A future that handles one request after another may be in none of their spans when it is pending.
-        let created = waker.observer.awaits.get().is_none().then(spans_created);
+        let created = carrier.is_none().then(spans_created);
         let observed = ObservedPoll::begin();
         let polled = waker.poll(usize::from(self.idle.tag), context, poll);
         drop((observed, running_first));
-        if is_carrier {
-            _ = CARRIER.try_with(|cell| cell.set(carrier.take()));
-        }
+        _ = carrier.map(|before| CARRIER.try_with(|cell| cell.set(before)));
         if polled.is_pending() && !self.idle.begin_await(waker) && created == Some(spans_created())
         {
             let is_same = self.unmatched_at == activity;

@@ -84,25 +84,18 @@ pub(crate) fn one(
     id: &str,
     form: Form,
 ) -> std::io::Result<Option<(Form, Vec<u8>)>> {
-    let dir = handle.directory().filter(|_| !id.starts_with("span-"));
-    if let Some(dir) = &dir
-        && let Some(report) = report_of(dir, id)?
-        && let Some(text) = read(dir, &report, form)?
-    {
-        return Ok(Some((form, text)));
+    if let Some(dir) = handle.directory().filter(|_| !id.starts_with("span-")) {
+        let is_its = |name: &str| name.ends_with(".html") && profile_id_of(name) == Some(id);
+        let report = list_stored(&dir)?.into_iter().find(|file| is_its(&file.name));
+        if let Some(text) = report.map(|file| read(&dir, &file.name, form)).transpose()?.flatten() {
+            return Ok(Some((form, text)));
+        }
     }
     let recent = handle.find_kept(id);
     Ok(recent.as_ref().and_then(RecentlyKept::summary).map(|summary| match form {
         Form::Json => (form, summary.to_json_summary().into()),
         Form::Markdown | Form::Report => (Form::Markdown, summary.to_markdown().into()),
     }))
-}
-
-/// The file name of the report of a profile.
-fn report_of(dir: &Path, id: &str) -> std::io::Result<Option<String>> {
-    let is_it =
-        |file: &StoredFile| file.name.ends_with(".html") && profile_id_of(&file.name) == Some(id);
-    Ok(list_stored(dir)?.into_iter().find(is_it).map(|file| file.name))
 }
 
 /// A report, or the short form that it contains.
