@@ -106,7 +106,8 @@ impl Observed {
         waker.observer.is_unsure.store(false, Ordering::Relaxed);
         waker.observer.has_cloned.store(false, Ordering::Relaxed);
         let own = waker.observer.awaits.get().map(|_| Arc::clone(waker));
-        let carrier = own.map(|own| CARRIER.try_with(|cell| cell.replace(Some(own))).ok().flatten());
+        let carrier =
+            own.map(|own| CARRIER.try_with(|cell| cell.replace(Some(own))).ok().flatten());
         // A future that handles one request after another may be in none of their spans when it is pending.
         let created = carrier.is_none().then(spans_created);
         let observed = ObservedPoll::begin();
