@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::account::{InsideTime, LowerBounds};
+use super::account::{LowerBounds, inside_time};
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::local::{ThreadState, put, take};
 use super::sample_counts::SampleCounts;
@@ -192,7 +192,7 @@ impl Spans {
         (now, ticks): (u64, u64),
         sure: LowerBounds,
     ) {
-        let time = InsideTime::of(self.clock.ns(ticks), sure);
+        let time = inside_time(self.clock.ns(ticks), sure);
         let visited = self.for_detached(&state.inside, slot, |ancestor| {
             // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
             let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, InsideTime, LowerBounds};
+use super::account::{AllocationSums, Counts, InsideTime, LowerBounds, Sums};
 pub(crate) use super::flags::{
     ADDED_UP, AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS,
     HAS_STATUS, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR,
@@ -10,7 +10,7 @@ pub(crate) use super::flags::{
     WATCHED,
 };
 use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
-use super::sample_counts::{AtomicSampleCounts, SampleCounts};
+use super::sample_counts::SampleCounts;
 use super::{Plan, RegistryId, SpanKey};
 use crate::facts::{Allocations, TimeBreakdown};
 use crate::sys::Clock;
@@ -61,7 +61,8 @@ pub(crate) struct Slot {
 
     /// For how long the other threads have been in the span.
     other_ticks: AtomicU64,
-    samples: AtomicSampleCounts,
+    /// [`SampleCounts`].
+    samples: Sums<4>,
     /// What is known of the field values on which the span's rule depends, if any.
     matched: AtomicU64,
     counts: Counts,
@@ -212,7 +213,7 @@ impl Slot {
     #[inline(always)]
     fn set_allocation_limits(&self, plan: &Plan) {
         if plan.flags & JUDGES_ALLOCATIONS != 0 {
-            self.allocations.set_limits(plan.judge_above_bytes, plan.judge_above_allocations);
+            self.allocations.set_limits([plan.judge_above_bytes, plan.judge_above_allocations]);
         }
     }
 
@@ -300,16 +301,16 @@ impl Slot {
     pub(crate) fn count_own_allocations(&self, more: Allocations, thread: u32) {
         self.set_once(ALLOCATED);
         if self.owner.load(Ordering::Relaxed) == thread {
-            self.allocations.add_of_owner(more);
+            self.allocations.of_owner.add_alone(more.counts());
         } else {
-            self.allocations.add_of_others(more);
+            self.allocations.of_others.add(more.counts());
         }
     }
 
     /// Adds what a span inside has allocated, which closes.
     pub(crate) fn count_allocations_inside(&self, more: Allocations) {
         self.set_once(ALLOCATED);
-        self.allocations.add_inside(more);
+        self.allocations.inside.add(more.counts());
     }
 
     /// What was allocated in it and in spans inside it that have closed, if anything was.
@@ -328,7 +329,7 @@ impl Slot {
     /// Adds segments of descendants, on threads that are not in this span.
     pub(crate) fn count_inside(&self, time: InsideTime) {
         self.note_inside();
-        self.counts.add_inside(time);
+        self.counts.inside.add(time);
     }
 
     /// A thread adds such segments up by itself, from before it does so.
@@ -347,19 +348,15 @@ impl Slot {
 
     /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
     pub(crate) fn count_late(&self, key: u64, sure: LowerBounds) {
-        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
-        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.set_once(COUNTED);
-            self.counts.add_late(key, sure);
+        if let Some(key) = self.key().filter(|own| own.get() == key && !self.is_free()) {
+            self.counts().add(key, sure, true);
         }
     }
 
     /// Adds idle time that is explained. Does nothing if the slot belongs to another span by now.
     pub(crate) fn count_await(&self, key: u64, more: [u64; 3]) {
-        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
-        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.set_once(COUNTED);
-            self.counts.add_await(key, more);
+        if let Some(key) = self.key().filter(|own| own.get() == key && !self.is_free()) {
+            self.counts().add_await(key, more);
         }
     }
 
@@ -538,13 +535,13 @@ impl Slot {
 
     pub(crate) fn add_samples(&self, samples: SampleCounts) {
         self.set_once(HAS_SAMPLES);
-        self.samples.add(samples);
+        self.samples.add(samples.counts());
     }
 
     pub(crate) fn samples(&self) -> SampleCounts {
         match self.flags() & HAS_SAMPLES {
             0 => SampleCounts::default(),
-            _ => self.samples.load(),
+            _ => SampleCounts::from_counts(self.samples.get()),
         }
     }
 
@@ -760,7 +757,7 @@ mod tests {
     #[test]
     fn a_released_slot_is_clean() {
         let slot = open();
-        slot.counts().add_usage(&Usage { minor_faults: 5, ..Usage::default() });
+        slot.counts().add_usage(Usage { minor_faults: 5, ..Usage::default() });
         let clock = Clock::nanoseconds();
         assert_eq!(slot.account(&clock, 100).usage.minor_faults, 5);
         slot.release();

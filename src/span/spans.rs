@@ -7,7 +7,7 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::{InsideTime, LowerBounds};
+use super::account::{LowerBounds, inside_time};
 use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::inside::SpanCounts;
@@ -515,7 +515,7 @@ impl Spans {
         let counted = segment.counted();
         let sure = counted.unwrap_or_default();
         if counted.is_some() && !is_nested {
-            slot.counts().add(key, sure);
+            slot.counts().add(key, sure, false);
         }
         state.pop(unmatched_below);
         if let Some(gap) = gap {
@@ -531,7 +531,7 @@ impl Spans {
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
-            slot.count_inside(InsideTime::of(0, LowerBounds::default()));
+            slot.count_inside(inside_time(0, LowerBounds::default()));
         }
         if is_nested {
             slot.exit(now, 0, thread);

@@ -286,7 +286,7 @@ impl Spans {
             let usage = usage(segment);
             let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
             if let Some(slot) = slot.filter(|_| usage != Usage::default()) {
-                slot.counts().add_usage(&usage);
+                slot.counts().add_usage(usage);
             }
         }
     }
