@@ -38,7 +38,7 @@ use crate::refresh::refresh_interest;
 use crate::report;
 use crate::sampler::Sampler;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
+    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, REGISTERED, RegistryId, SAMPLED_ITSELF,
     SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
 };
 use crate::stats::{Counters, Stats};
@@ -234,7 +234,7 @@ impl Engine {
             self.close_reference(closing, callsite, weight);
         }
         let unkept = Verdict { must_notify, ..Verdict::default() };
-        if reasons.is_empty() && !closing.is_registered {
+        if reasons.is_empty() && !closing.has(REGISTERED) {
             return unkept;
         }
         self.commands
@@ -242,7 +242,7 @@ impl Engine {
             .note_closing(closing, &self.counters, || self.values_of(closing).into_vec());
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
-        if is_over && !closing.is_registered {
+        if is_over && !closing.has(REGISTERED) {
             return unkept;
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.

@@ -25,8 +25,6 @@ pub(crate) struct SpanSnapshot {
     /// When it closed, in ticks.
     pub(crate) closed_at: u64,
     pub(crate) account: TimeBreakdown,
-    /// The collector knows the span, because a sample fell in it or in a descendant.
-    pub(crate) is_registered: bool,
 }
 
 impl SpanSnapshot {
@@ -81,10 +79,17 @@ impl Spans {
                     slot.release();
                     return false;
                 }
-                self.close_slowly(slot, now, judge)
+                self.close_slowly(slot, now, judge, || slot.release())
             }
             None => self.table.may_overflow(id) && self.close_overflow(id, judge),
         }
+    }
+
+    #[cold]
+    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
+        let Some(slot) = self.table.get_overflow(id) else { return false };
+        let release = || self.table.release_overflow(id, &slot);
+        self.close_slowly(&slot, self.clock.now(), judge, release)
     }
 
     /// The close of a span that must be judged, that counts in another, or that has allocated.
@@ -94,32 +99,26 @@ impl Spans {
         slot: &Slot,
         now: u64,
         judge: impl FnOnce(&SpanSnapshot) -> Verdict,
+        release: impl FnOnce(),
     ) -> bool {
-        let closing = self.close_slot(slot, now);
-        let has_many = self.pass_up_to_ancestors(slot, now);
-        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
-        slot.release();
-        self.note_reported(reported) || has_many
-    }
-
-    #[cold]
-    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
-        let Some(slot) = self.table.get_overflow(id) else { return false };
-        let now = self.clock.now();
-        let closing = self.close_slot(&slot, now);
-        let has_many = self.pass_up_to_ancestors(&slot, now);
-        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
-        self.table.release_overflow(id, &slot);
-        self.note_reported(reported) || has_many
-    }
-
-    /// What a span that closes leaves in those around it. Returns whether the collector should read it soon.
-    #[inline(always)]
-    fn pass_up_to_ancestors(&self, slot: &Slot, now: u64) -> bool {
+        if slot.take_has_sums() {
+            self.counts.lock().move_sums_of(slot);
+        }
+        let closing =
+            if slot.must_be_judged(now) { self.close_for_verdict(slot, now) } else { None };
         self.pass_up_allocations(slot);
-        let Some(from) = self.counts_from(slot, now) else { return false };
-        self.report_child(slot, from, now);
-        self.has_many_child_closes()
+        let counts_from = self.counts_from(slot, now);
+        if let Some(from) = counts_from {
+            self.report_child(slot, from, now);
+        }
+        let has_many = counts_from.is_some() && self.has_many_child_closes();
+        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
+        release();
+        if reported == Some(false) {
+            // Release: a thread that reads true finds the slot released.
+            self.event_lost.store(true, Ordering::Release);
+        }
+        reported.is_some() || has_many
     }
 
     /// What was allocated in a span that closes was allocated inside its parent, which is still open.
@@ -131,23 +130,6 @@ impl Spans {
                 None => self.counters.add_allocations(all),
             }
         }
-    }
-
-    #[inline(always)]
-    fn note_reported(&self, reported: Option<bool>) -> bool {
-        if reported == Some(false) {
-            // Release: a thread that reads true finds the slot released.
-            self.event_lost.store(true, Ordering::Release);
-        }
-        reported.is_some()
-    }
-
-    #[inline(always)]
-    fn close_slot(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
-        if slot.take_has_sums() {
-            self.counts.lock().move_sums_of(slot);
-        }
-        if slot.must_be_judged(now) { self.close_for_verdict(slot, now) } else { None }
     }
 
     /// A span that is closing and those around it, from the inside out. `at` is when it matters how long they were open.
@@ -189,24 +171,22 @@ impl Spans {
         if slot.has_sums() {
             account = with_inside(account, self.counts.lock().sums_of(slot));
         }
-        let flags = slot.flags();
         Some(SpanSnapshot {
             id: slot.id()?,
             key: slot.key()?,
             root: slot.root()?,
             plan: slot.plan(),
-            flags,
+            flags: slot.flags(),
             samples: slot.samples(),
             opened_ns: self.clock.raw_ns(slot.opened()),
             closed_at: now,
             account,
-            is_registered: flags & REGISTERED != 0,
         })
     }
 
     /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
     fn reported(&self, closing: &SpanSnapshot, verdict: Verdict) -> bool {
-        let is_of_interest = closing.is_registered || verdict.must_notify;
+        let is_of_interest = closing.has(REGISTERED) || verdict.must_notify;
         let closed_ns = closing.opened_ns + closing.account.wall_ns;
         let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids, closed_ns };
         !is_of_interest || self.span_events.push(event).is_ok()
@@ -226,7 +206,6 @@ impl SpanSnapshot {
             opened_ns: 0,
             closed_at: 0,
             account: TimeBreakdown { wall_ns, ..TimeBreakdown::default() },
-            is_registered: false,
         }
     }
 }

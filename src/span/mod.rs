@@ -47,8 +47,8 @@ pub(crate) use sample_counts::SampleCounts;
 pub(crate) use segment::has_deepest;
 pub(crate) use slot::{
     ADDED_UP, ALWAYS_JUDGED, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
-    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF,
-    SHOWS_FIELDS, WATCHED,
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, REGISTERED,
+    SAMPLED_ITSELF, SHOWS_FIELDS, WATCHED,
 };
 pub(crate) use spans::{IdleCause, SpanEvent, SpanInfo, Spans};
 

@@ -356,17 +356,17 @@ impl Spans {
     pub(crate) fn enter(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.enter_slot(id, slot),
-            None if self.table.may_overflow(id) => self.enter_overflow(id),
+            None if self.table.may_overflow(id) => self.in_overflow(id, Self::enter_slot, 1),
             None => count_unmatched(self.layer, 1),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_overflow(&self, id: RegistryId) {
+    fn in_overflow(&self, id: RegistryId, hook: fn(&Self, RegistryId, &Slot), change: i32) {
         match self.table.get_overflow(id) {
-            Some(slot) => self.enter_slot(id, &slot),
-            None => count_unmatched(self.layer, 1),
+            Some(slot) => hook(self, id, &slot),
+            None => count_unmatched(self.layer, change),
         }
     }
 
@@ -428,16 +428,7 @@ impl Spans {
     pub(crate) fn exit(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.exit_slot(id, slot),
-            None if self.table.may_overflow(id) => self.exit_overflow(id),
-            None => count_unmatched(self.layer, -1),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn exit_overflow(&self, id: RegistryId) {
-        match self.table.get_overflow(id) {
-            Some(slot) => self.exit_slot(id, &slot),
+            None if self.table.may_overflow(id) => self.in_overflow(id, Self::exit_slot, -1),
             None => count_unmatched(self.layer, -1),
         }
     }

@@ -63,7 +63,7 @@ struct Overflow {
 }
 
 #[derive(Debug)]
-struct Chunk {
+pub(crate) struct Chunk {
     slots: Box<[Slot]>,
     /// The number of slots in use. Changed only under the lock.
     used: AtomicUsize,
@@ -78,23 +78,23 @@ impl Default for Chunk {
     }
 }
 
-/// A slot outside the table.
+/// A slot, in the table or in the overflow.
 #[derive(Clone, Debug)]
-pub(crate) enum OverflowSlot {
+pub(crate) enum SlotRef<'a> {
+    InTable(&'a Slot),
+    InChunk(Arc<Chunk>, usize),
     Alone(Arc<Slot>),
-    InChunk(ChunkRef),
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct ChunkRef(Arc<Chunk>, usize);
-
-impl Deref for OverflowSlot {
+impl Deref for SlotRef<'_> {
     type Target = Slot;
 
+    #[inline(always)]
     fn deref(&self) -> &Slot {
         match self {
+            Self::InTable(slot) => slot,
+            Self::InChunk(chunk, index) => chunk.slots.get(*index).unwrap_or(&chunk.none),
             Self::Alone(slot) => slot,
-            Self::InChunk(ChunkRef(chunk, index)) => chunk.slots.get(*index).unwrap_or(&chunk.none),
         }
     }
 }
@@ -106,58 +106,40 @@ fn chunk(id: RegistryId) -> ((usize, usize), usize) {
 }
 
 impl Overflow {
-    fn get(&self, id: RegistryId) -> Option<OverflowSlot> {
+    fn get(&self, id: RegistryId) -> Option<SlotRef<'static>> {
         let (number, index) = chunk(id);
-        let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, index));
-        let in_chunk = chunk.map(OverflowSlot::InChunk).filter(|slot| slot.holds(id));
-        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(OverflowSlot::Alone))
+        let chunk = self.chunks.get(&number).cloned();
+        let in_chunk = chunk.map(|chunk| SlotRef::InChunk(chunk, index));
+        let in_chunk = in_chunk.filter(|slot| slot.holds(id));
+        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(SlotRef::Alone))
     }
 
-    fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> OverflowSlot {
+    fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> SlotRef<'static> {
         self.count += 1;
         let (number, index) = chunk(id);
         if !is_taken_in_table {
             let spare = &mut self.spare;
             let new = || spare.take().unwrap_or_default();
-            let chunk = self.chunks.entry(number).or_insert_with(new);
-            let slot = OverflowSlot::InChunk(ChunkRef(Arc::clone(chunk), index));
-            if slot.is_free() {
+            let chunk = Arc::clone(self.chunks.entry(number).or_insert_with(new));
+            if chunk.slots.get(index).is_some_and(Slot::is_free) {
                 chunk.used.fetch_add(1, Ordering::Relaxed);
-                return slot;
+                return SlotRef::InChunk(chunk, index);
             }
         }
-        OverflowSlot::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
+        SlotRef::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
     }
 
-    fn release(&mut self, id: RegistryId, slot: &OverflowSlot) {
+    fn release(&mut self, id: RegistryId, slot: &SlotRef<'_>) {
         self.count = self.count.saturating_sub(1);
         slot.release();
         match slot {
-            OverflowSlot::Alone(_) => _ = self.alone.remove(&id.get()),
-            OverflowSlot::InChunk(ChunkRef(chunk_of, _)) => {
+            SlotRef::InTable(_) => {}
+            SlotRef::InChunk(chunk_of, _) => {
                 if chunk_of.used.fetch_sub(1, Ordering::Relaxed) == 1 {
                     self.spare = self.chunks.remove(&chunk(id).0);
                 }
             }
-        }
-    }
-}
-
-/// A slot, in the table or in the overflow.
-#[derive(Debug)]
-pub(crate) enum SlotRef<'a> {
-    InTable(&'a Slot),
-    Overflow(OverflowSlot),
-}
-
-impl Deref for SlotRef<'_> {
-    type Target = Slot;
-
-    #[inline(always)]
-    fn deref(&self) -> &Slot {
-        match self {
-            Self::InTable(slot) => slot,
-            Self::Overflow(slot) => slot,
+            SlotRef::Alone(_) => _ = self.alone.remove(&id.get()),
         }
     }
 }
@@ -208,13 +190,11 @@ impl SlotTable {
 
     /// The slot of an open profiled span.
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
-        if let Some(slot) = self.get_in_table(id) {
-            return Some(SlotRef::InTable(slot));
+        match self.get_in_table(id) {
+            Some(slot) => Some(SlotRef::InTable(slot)),
+            None if self.may_overflow(id) => self.get_overflow(id),
+            None => None,
         }
-        if !self.may_overflow(id) {
-            return None;
-        }
-        self.get_overflow(id).map(SlotRef::Overflow)
     }
 
     /// Whether no thread is changing the overflow.
@@ -224,7 +204,7 @@ impl SlotTable {
 
     /// The slot of an open profiled span, if it is in the overflow.
     #[cold]
-    pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {
+    pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<SlotRef<'static>> {
         self.overflow.read().unwrap_or_else(PoisonError::into_inner).get(id)
     }
 
@@ -240,7 +220,7 @@ impl SlotTable {
 
     /// An overflow slot for a span that opens and has no slot in the table.
     #[cold]
-    pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
+    pub(crate) fn claim_overflow(&self, id: RegistryId) -> SlotRef<'static> {
         let _uncounted = SuspendCounting::begin();
         let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +231,7 @@ impl SlotTable {
 
     /// Releases the overflow slot of a closed span.
     #[cold]
-    pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
+    pub(crate) fn release_overflow(&self, id: RegistryId, slot: &SlotRef<'_>) {
         let _uncounted = SuspendCounting::begin();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         overflow.release(id, slot);
@@ -351,7 +331,7 @@ mod tests {
     fn release(table: &SlotTable, id: RegistryId) {
         match table.get(id).unwrap() {
             SlotRef::InTable(slot) => slot.release(),
-            SlotRef::Overflow(slot) => table.release_overflow(id, &slot),
+            slot => table.release_overflow(id, &slot),
         }
     }
 
