@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::account::{LowerBounds, inside_time};
 use super::children::{CHILD_CLOSES, ChildClose};
-use super::local::{ThreadState, put, take};
+use super::local::{ThreadState, with_state};
 use super::sample_counts::SampleCounts;
 use super::segment::{DEEPEST, DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED, Segment};
 use super::slot::{
@@ -38,25 +38,21 @@ impl Spans {
 
     /// Keeps this thread's innermost profiled span, whatever its rule says, and samples it. False if there is none.
     pub(crate) fn force_current(&self) -> bool {
-        let Some(mut state) = take(self.layer) else { return false };
-        let is_forced = self.force_top(&mut state).is_some();
-        put(state);
-        is_forced
+        with_state(self.layer, |state| self.force_top(state)).flatten().is_some()
     }
 
     /// Whether this thread is in a span that is one of the deepest, so that no more may be created here.
     #[cold]
     pub(crate) fn is_too_deep(&self) -> bool {
-        let Some(state) = take(self.layer) else { return false };
-        let is_too_deep = state.top().is_some_and(Segment::is_deepest);
-        put(state);
+        let is_too_deep =
+            with_state(self.layer, |state| state.top().is_some_and(Segment::is_deepest));
+        let is_too_deep = is_too_deep.unwrap_or(false);
         Counters::add(&self.counters.spans.declined_too_deep, is_too_deep.into());
         is_too_deep
     }
 
     fn force_top(&self, state: &mut ThreadState) -> Option<()> {
-        let (id, key) = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)))?;
-        let slot = self.table.get(id).filter(|slot| slot.raw_key() == key)?;
+        let slot = state.top()?.slot(&self.table)?;
         slot.set(FORCED | ALWAYS_JUDGED);
         slot.attach_at_enter();
         let (has_turned, now) = (state.begin_hook(), self.clock.now());
@@ -247,14 +243,7 @@ impl Spans {
     pub(crate) fn samples_allocations(&self, span: &InnermostSpan, samples_from: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
         let judges = |slot: &Slot| slot.flags() & JUDGES_ALLOCATIONS != 0;
-        let mut is_sampled = judges(&slot) || self.clock.now() >= samples_from;
-        if !is_sampled {
-            self.for_ancestors(&slot, |ancestor| {
-                is_sampled = judges(ancestor);
-                !is_sampled
-            });
-        }
-        is_sampled
+        judges(&slot) || self.clock.now() >= samples_from || self.is_in_one(&slot, judges)
     }
 
     /// Whether a span that opens now inside that one counts, unless the thread is in an old span: if the one around it
@@ -287,7 +276,7 @@ impl Spans {
         if slot.flags() & IS_COUNTED != 0 {
             return Some(slot.opened());
         }
-        let around = slot.parent().and_then(|id| self.table.get(id));
+        let around = self.table.parent_of(slot);
         around.filter(|it| it.is_old_as_open(now)).map(|it| it.old_as_open_at())
     }
 
@@ -303,10 +292,10 @@ impl Spans {
                 from: if owner.is_sampled_from_start() { 0 } else { from },
             })
         };
-        let mut next = slot.parent().and_then(|id| self.table.get(id));
+        let mut next = self.table.parent_of(slot);
         for _ in 0..DEEPEST {
             let Some(owner) = next else { return };
-            next = owner.parent().and_then(|id| self.table.get(id));
+            next = self.table.parent_of(&owner);
             if next.as_ref().is_some_and(|around| !around.is_open_for_long(owner.opened())) {
                 continue;
             }
@@ -349,7 +338,7 @@ impl Spans {
 
     /// Whether that span is open, slow by its rule, and a request.
     pub(crate) fn is_slow_request(&self, id: RegistryId, key: SpanKey) -> bool {
-        let slot = self.table.get(id).filter(|slot| slot.key() == Some(key));
+        let slot = self.table.find(id, key.get());
         slot.is_some_and(|slot| slot.is_slow_request(self.clock.now()))
     }
 
@@ -360,6 +349,7 @@ impl Spans {
 
     /// Counts an allocation as a sample of its span. Returns false if the span cannot be registered with the collector.
     pub(crate) fn report_allocation(&self, span: &InnermostSpan) -> bool {
-        self.register_with_collector(span.id, SampleCounts::ALLOCATION)
+        let slot = self.slot_of(span);
+        slot.is_some_and(|slot| self.register_with_collector(&slot, SampleCounts::ALLOCATION))
     }
 }

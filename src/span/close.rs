@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::account::with_inside;
-use super::local::{put, take};
+use super::local::with_state;
 use super::sample_counts::SampleCounts;
 use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
 use super::spans::SpanEvent;
@@ -125,7 +125,7 @@ impl Spans {
     #[inline(always)]
     fn pass_up_allocations(&self, slot: &Slot) {
         if let Some(all) = slot.allocations() {
-            match slot.parent().and_then(|parent| self.table.get(parent)) {
+            match self.table.parent_of(slot) {
                 Some(parent) => parent.count_allocations_inside(all),
                 None => self.counters.add_allocations(all),
             }
@@ -154,14 +154,13 @@ impl Spans {
     #[cold]
     #[inline(never)]
     fn close_for_verdict(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
-        if let Some(mut state) = take(self.layer) {
+        _ = with_state(self.layer, |state| {
             if !state.pending.is_empty() {
-                self.sync_accounts(&mut state, now);
+                self.sync_accounts(state, now);
                 // The sync may have attached the thread.
                 state.end_hook(now);
             }
-            put(state);
-        }
+        });
         self.closing(slot, now)
     }
 

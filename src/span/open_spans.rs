@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
 use super::close::SpanSnapshot;
-use super::slot::Slot;
 use super::spans::SpanInfo;
 use super::{OtherSpan, RegistryId, SpanKey, Spans};
 
@@ -94,14 +93,14 @@ impl Spans {
         key: SpanKey,
     ) -> Option<Vec<(SpanKey, SpanInfo)>> {
         let mut around = Vec::new();
-        let mut next = Some(id);
-        while let Some(slot) = next.and_then(|id| self.table.get(id)) {
+        let mut next = self.table.get(id);
+        while let Some(slot) = next {
             around.push(self.known(&slot)?);
-            next = slot.parent();
+            next = self.table.parent_of(&slot);
         }
         fence(Ordering::Acquire);
         // Ancestors are open as long as the span is, so if it is still open, all of this is consistent.
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         around.reverse();
         Some(around)
     }
@@ -109,7 +108,7 @@ impl Spans {
     /// A span and those around it in its request, or `None` if it has closed. What was open for long when a span in it was
     /// opened, as a connection or `main`, contains requests.
     pub(crate) fn request_of(&self, id: RegistryId, key: SpanKey) -> Option<Vec<SpanKey>> {
-        let slot = self.open_slot(id, key)?;
+        let slot = self.table.find(id, key.get())?;
         let (mut request, mut opened) = (vec![key], slot.opened());
         self.for_ancestors(&slot, |around| {
             let is_in = !around.is_open_for_long(opened);
@@ -118,7 +117,7 @@ impl Spans {
             is_in
         });
         fence(Ordering::Acquire);
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         Some(request)
     }
 
@@ -126,21 +125,13 @@ impl Spans {
     /// threads know. The second value is for how long it has been entered without a break at that moment, without the
     /// time in which its thread was in other spans on its stack.
     pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(SpanSnapshot, u64)> {
-        let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
+        let (slot, now) = (self.table.find(id, key.get())?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
         let closing = self.closing(&slot, now)?;
         let segment = slot.taken_of(now.saturating_sub(since), now);
         fence(Ordering::Acquire);
         // Otherwise it closed during the reads, and the values are mixed.
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         Some((closing, self.clock.ns(segment)))
-    }
-
-    fn open_slot(
-        &self,
-        id: RegistryId,
-        key: SpanKey,
-    ) -> Option<impl std::ops::Deref<Target = Slot>> {
-        self.table.get(id).filter(|slot| slot.key() == Some(key))
     }
 }

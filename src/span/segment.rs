@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::account::LowerBounds;
 use super::slot::Parent;
+use super::table::{SlotRef, SlotTable};
 use super::{RegistryId, SpanKey};
 
 /// One enter of a span on this thread. The fields that most enters and exits touch come first, in one cache line.
@@ -265,6 +266,11 @@ impl Segment {
     /// only it kept open by recursion, which could take the thread's whole stack.
     pub(super) fn is_deepest(&self) -> bool {
         self.depth >= DEEPEST
+    }
+
+    /// The slot of its span.
+    pub(super) fn slot<'a>(&self, table: &'a SlotTable) -> Option<SlotRef<'a>> {
+        table.find(RegistryId::new(self.id)?, self.key)
     }
 
     /// What a span that opens inside this one needs to know.

@@ -43,8 +43,6 @@ pub(crate) struct Spans {
     /// See [`set_scans_rarely`](Self::set_scans_rarely).
     scans_rarely: AtomicBool,
     pub(super) counters: Arc<Counters>,
-    /// Lets thread states detect that the layer is gone.
-    pub(super) life: Arc<()>,
     pub(super) counts: Mutex<SpanCounts>,
     /// Whether spans may be open for which the collector checks how long they stay open.
     pub(super) has_watched: AtomicBool,
@@ -142,7 +140,6 @@ impl Spans {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
-            life: Arc::new(()),
             counts: Mutex::default(),
             has_watched: AtomicBool::new(false),
             table: SlotTable::new(),
@@ -212,7 +209,7 @@ impl Spans {
 
     /// Whether the span with that id and key is still open.
     pub(crate) fn is_open(&self, id: RegistryId, key: SpanKey) -> bool {
-        self.table.get(id).is_some_and(|slot| slot.key() == Some(key))
+        self.table.find(id, key.get()).is_some()
     }
 
     #[cfg(any(test, feature = "tower"))]
@@ -344,7 +341,7 @@ impl Spans {
             return None;
         }
         let uncounted = SuspendCounting::begin();
-        let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
+        let mut state = ThreadState::new(self.layer);
         state.note_allocated(uncounted.before());
         self.counts.lock().add_thread(&state.inside.totals);
         add_state(state);
@@ -415,10 +412,7 @@ impl Spans {
         }
         let now = Allocations::here();
         let before = state.note_allocated(now);
-        let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
-        if let Some((id, key)) = top
-            && let Some(slot) = self.table.get(id).filter(|slot| slot.raw_key() == key)
-        {
+        if let Some(slot) = state.top().and_then(|top| top.slot(&self.table)) {
             slot.count_own_allocations(now.since(before), state.thread);
         }
     }
@@ -562,11 +556,10 @@ impl Spans {
         failed: &dyn Fn(SpanKey),
     ) {
         ancestry(from, &mut |id| {
-            let slot = self.table.get(id);
-            if let Some(slot) = &slot {
-                self.fail_slot(slot, failed);
-            }
-            slot.is_some()
+            self.table.get(id).is_some_and(|slot| {
+                self.fail_slot(&slot, failed);
+                true
+            })
         });
     }
 

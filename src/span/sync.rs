@@ -20,7 +20,7 @@ use super::{RegistryId, SpanKey, Spans};
 use crate::facts::Usage;
 use crate::sampler::{SamplingSession, ThreadSetup, ThreadSource, ThreadUse};
 use crate::stats::Counters;
-use crate::sys::{Clock, Position, SuspendCounting};
+use crate::sys::{Clock, SuspendCounting};
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -59,8 +59,8 @@ impl Spans {
         };
         // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
-        if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
-            self.register_with_collector(id, SampleCounts::WAIT);
+        if let Some(slot) = span.and_then(|segment| segment.slot(&self.table)) {
+            self.register_with_collector(&slot, SampleCounts::WAIT);
         }
     }
 
@@ -110,7 +110,7 @@ impl Spans {
     fn take_up(&self, state: &mut ThreadState, session: Option<Arc<SamplingSession>>, turn: u32) {
         let ended_ns = state.session.as_ref().map_or(0, |ended| ended.all_sampled_ns());
         state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
-        state.samples = session.as_ref().map_or(Position::fixed(), |session| session.samples());
+        state.samples = session.as_ref().map(|session| session.samples()).unwrap_or_default();
         state.from = 0;
         state.is_attached = session.as_ref().is_some_and(|session| session.ring.is_some());
         state.session = session;
@@ -154,7 +154,7 @@ impl Spans {
         fence(Ordering::Acquire);
         let samples = session.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
-        let top = state.top().and_then(|top| RegistryId::new(top.id));
+        let top = state.top().and_then(|top| top.slot(&self.table));
         // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
         if span.is_some() && !session.has_room() {
             Counters::add(&self.counters.samples.dropped_intervals_full, samples);
@@ -162,7 +162,7 @@ impl Spans {
             span = None;
         } else if span.is_some()
             && !top.is_some_and(|top| {
-                self.register_with_collector(top, SampleCounts::of_on_cpu(samples))
+                self.register_with_collector(&top, SampleCounts::of_on_cpu(samples))
             })
         {
             Counters::add(&self.counters.samples.dropped_span_events_full, samples);
@@ -175,16 +175,15 @@ impl Spans {
     }
 
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
-    pub(super) fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
-        let Some(slot) = self.table.get(id) else { return false };
-        if !self.registers(&slot) {
+    pub(super) fn register_with_collector(&self, slot: &Slot, samples: SampleCounts) -> bool {
+        if !self.registers(slot) {
             return false;
         }
         slot.add_samples(samples);
         if samples.on_cpu > 0 {
             slot.set(SAMPLED_ITSELF);
         }
-        self.for_ancestors(&slot, |ancestor| {
+        self.for_ancestors(slot, |ancestor| {
             ancestor.add_samples(samples);
             true
         });
@@ -209,25 +208,19 @@ impl Spans {
         });
         unreported.into_iter().rev().all(|id| {
             self.table.get(id).is_some_and(|slot| {
-                let reported = self.report_opened(&slot);
+                let opened = self.known(&slot).map(|(key, known)| SpanEvent::Opened(key, known));
+                let is_reported = opened.is_some_and(|it| self.span_events.push(it).is_ok());
                 // Set after the report is queued: a thread that reads the flag relies on that.
-                if reported {
+                if is_reported {
                     slot.set(REGISTERED);
                 }
-                reported
+                is_reported
             })
         })
     }
 
-    fn report_opened(&self, slot: &Slot) -> bool {
-        let known = self.known(slot);
-        known.is_some_and(|(key, known)| {
-            self.span_events.push(SpanEvent::Opened(key, known)).is_ok()
-        })
-    }
-
     pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, SpanInfo)> {
-        let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
+        let parent = self.table.parent_of(slot).and_then(|parent| parent.key());
         let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
         let opened_ns = self.clock.raw_ns(slot.opened());
         Some((slot.key()?, SpanInfo { parent, root, id, plan, opened_ns }))
@@ -236,12 +229,9 @@ impl Spans {
     /// Visits the ancestors from the inside out until `visit` returns false. They are open, since the registry keeps a
     /// span as long as a child is open.
     pub(super) fn for_ancestors(&self, slot: &Slot, mut visit: impl FnMut(&Slot) -> bool) {
-        let mut next = slot.parent();
-        while let Some(slot) = next.and_then(|id| self.table.get(id)) {
-            if !visit(&slot) {
-                return;
-            }
-            next = slot.parent();
+        let mut next = self.table.parent_of(slot);
+        while let Some(slot) = next.filter(|slot| visit(slot)) {
+            next = self.table.parent_of(&slot);
         }
     }
 
@@ -284,8 +274,9 @@ impl Spans {
         for segment in state.entered().iter().filter(|one| !one.has(SUSPENDED) && !one.has(NESTED))
         {
             let usage = usage(segment);
-            let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
-            if let Some(slot) = slot.filter(|_| usage != Usage::default()) {
+            if usage != Usage::default()
+                && let Some(slot) = segment.slot(&self.table)
+            {
                 slot.counts().add_usage(usage);
             }
         }
@@ -396,8 +387,7 @@ impl Spans {
     /// The segment that did so has ended.
     #[cold]
     pub(super) fn switch_back(&self, state: &mut ThreadState, now: u64) {
-        let top = state.top().and_then(|top| RegistryId::new(top.id));
-        if let Some(top) = top.and_then(|id| self.table.get(id)) {
+        if let Some(top) = state.top().and_then(|top| top.slot(&self.table)) {
             self.mark_around(state, &top);
             self.switch_marked(state, now);
         }
@@ -412,8 +402,7 @@ impl Spans {
 
     /// Whether the CPU clock must be read before that segment is suspended or resumed.
     fn must_read_cpu_of(&self, state: &ThreadState, segment: &Segment, now: u64) -> bool {
-        let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
-        let judged = slot.map_or(0, |slot| slot.flags() & JUDGES_CPU);
+        let judged = segment.slot(&self.table).map_or(0, |slot| slot.flags() & JUDGES_CPU);
         let aged = if segment.has(READS_CPU) { AGED } else { 0 };
         segment.must_be_exact(now) || self.must_read_cpu(state, judged | aged, now)
     }
@@ -457,8 +446,8 @@ impl Spans {
         for segment in state.entered_mut() {
             let (must_switch, is_around) = (segment.must_switch(), segment.has(AROUND));
             segment.unset(AROUND);
-            let id = RegistryId::new(segment.id).filter(|_| must_switch);
-            let Some(slot) = id.and_then(|id| self.table.get(id)) else { continue };
+            let slot = segment.slot(&self.table).filter(|_| must_switch);
+            let Some(slot) = slot else { continue };
             if is_around {
                 slot.resume(segment.resume(now, synced));
             } else {

@@ -197,6 +197,16 @@ impl SlotTable {
         }
     }
 
+    /// The slot of the span with that id and that key as a number, if it is open.
+    pub(crate) fn find(&self, id: RegistryId, key: u64) -> Option<SlotRef<'_>> {
+        self.get(id).filter(|slot| slot.raw_key() == key)
+    }
+
+    /// The slot of the parent, which is open as long as the span is.
+    pub(crate) fn parent_of(&self, slot: &Slot) -> Option<SlotRef<'_>> {
+        self.get(slot.parent()?)
+    }
+
     /// Whether no thread is changing the overflow.
     pub(crate) fn can_look_up(&self) -> bool {
         !self.has_overflow() || self.overflow.try_read().is_ok()
