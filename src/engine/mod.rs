@@ -38,8 +38,9 @@ use crate::refresh::refresh_interest;
 use crate::report;
 use crate::sampler::Sampler;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, REGISTERED, RegistryId, SAMPLED_ITSELF,
-    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
+    ADDED_UP, Ancestor, CHOSEN, FAILED, LONG_SEGMENT_NS, OtherSpan, REGISTERED, RegistryId,
+    SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread,
+    has_woken,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, SuspendCounting, Waker};
@@ -157,7 +158,7 @@ impl Engine {
     pub(crate) fn note_request(&self, id: RegistryId) -> Option<Throw> {
         let references = &self.publish.references;
         if references.totals.are_on() {
-            self.spans.add_up(id);
+            self.spans.mark(id, ADDED_UP);
         }
         references.choice.throw()
     }
@@ -184,7 +185,7 @@ impl Engine {
             self.waker.wake();
         }
         if is_chosen {
-            self.spans.keep_one_in_n(id);
+            self.spans.mark(id, CHOSEN);
         }
     }
 

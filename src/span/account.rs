@@ -164,10 +164,12 @@ impl Counts {
         self.usage.get_or_init(Box::default).add(more.counts());
     }
 
+    /// A thread that is in the span goes on in one that is not inside it.
     pub(crate) fn suspend(&self, now: u64) {
         self.suspended_since.store(now, Ordering::Relaxed);
     }
 
+    /// The thread comes back to the span after `ticks`.
     pub(crate) fn resume(&self, ticks: u64) {
         self.suspended_since.store(0, Ordering::Relaxed);
         self.suspended.fetch_add(ticks, Ordering::Relaxed);

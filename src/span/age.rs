@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering;
 
 use super::account::{LowerBounds, inside_time};
 use super::children::{CHILD_CLOSES, ChildClose};
+use super::flags::{
+    ADDED_UP, AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
+    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT,
+};
 use super::local::{ThreadState, with_state};
 use super::sample_counts::SampleCounts;
 use super::segment::{DEEPEST, DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED, Segment};
-use super::slot::{
-    ADDED_UP, AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
-    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, Slot,
-};
+use super::slot::Slot;
 use super::{InnermostSpan, RegistryId, SpanKey, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
@@ -21,18 +22,18 @@ impl Spans {
     /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
     /// sampled from their first enter on, and it is judged when it closes.
     pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
-        if let Some(slot) = self.table.get(id) {
-            let most = REFERENCE >> REFERENCE_SHIFT;
-            slot.set((u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT | ALWAYS_JUDGED);
-            slot.attach_at_enter();
-        }
+        let most = REFERENCE >> REFERENCE_SHIFT;
+        self.mark(id, (u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT);
     }
 
-    /// Judges a new span when it closes, so that it can be added up.
+    /// Sets flags of a new span, which is judged when it closes. Unless it is only added up, threads are sampled in it.
     #[cold]
-    pub(crate) fn add_up(&self, id: RegistryId) {
+    pub(crate) fn mark(&self, id: RegistryId, flags: u32) {
         if let Some(slot) = self.table.get(id) {
-            slot.set(ADDED_UP | ALWAYS_JUDGED);
+            slot.set(flags | ALWAYS_JUDGED);
+            if flags != ADDED_UP {
+                slot.attach_at_enter();
+            }
         }
     }
 
@@ -59,7 +60,7 @@ impl Spans {
         if has_turned {
             self.sync_accounts(state, now);
         }
-        state.make_old(now);
+        _ = state.top_mut().map(|top| top.samples_from = now);
         if !state.is_attached {
             self.enter_old(state, &slot, false, now);
         }
@@ -191,7 +192,7 @@ impl Spans {
         let time = inside_time(self.clock.ns(ticks), sure);
         let visited = self.for_detached(&state.inside, slot, |ancestor| {
             // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
-            let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
+            let is_detached = ancestor.id().is_some_and(|id| state.depth_of(id).is_none());
             if is_detached {
                 state.inside.add(&self.table, ancestor, ticks, time);
                 if state.cpu_unknown {
@@ -244,13 +245,6 @@ impl Spans {
         let Some(slot) = self.slot_of(span) else { return false };
         let judges = |slot: &Slot| slot.flags() & JUDGES_ALLOCATIONS != 0;
         judges(&slot) || self.clock.now() >= samples_from || self.is_in_one(&slot, judges)
-    }
-
-    /// Whether a span that opens now inside that one counts, unless the thread is in an old span: if the one around it
-    /// counts, or has been open for so long that its awaits are sampled. A request that awaits does not grow old otherwise.
-    #[inline]
-    pub(super) fn counts_children(&self, around: &Slot, now: u64) -> bool {
-        around.flags() & IS_COUNTED != 0 || around.is_old_as_open(now)
     }
 
     /// From when on a span is old, or one around it, by what threads that are in them have published: 0 or never.

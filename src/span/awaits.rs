@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::first_run::{FirstPoll, PollingFirst};
+use super::flags::{ALWAYS_JUDGED, OBSERVED, SHOWS_FIELDS};
 use super::local::{ObservedPoll, ThreadState, with_state};
 use super::sample_counts::SampleCounts;
-use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
-use super::slot::{ALWAYS_JUDGED, OBSERVED, SHOWS_FIELDS, Slot};
+use super::segment::{DETACHED, IDLE_BEFORE, NESTED, SUSPENDED};
+use super::slot::Slot;
 use super::spans::{IdleCause, SpanEvent};
 use super::table::SlotRef;
 use super::{RegistryId, SpanKey, Spans};
@@ -33,7 +34,7 @@ impl InnermostSpan {
         let around = entered.filter(|segment| !segment.has(SUSPENDED) && !segment.has(NESTED));
         // The thread is not in the parent of a detached one, but leaves that one together with those in it.
         let mut detached = around.clone();
-        let around = match detached.position(Segment::is_detached) {
+        let around = match detached.position(|segment| segment.has(DETACHED)) {
             Some(at) => at + 1,
             None => around.count(),
         };
@@ -219,7 +220,9 @@ impl Spans {
         if delay == 0 {
             return;
         }
-        slot.count_await(slot.raw_key(), [0, self.clock.ns(delay), 0]);
+        if let Some(key) = slot.key() {
+            slot.counts().add_await(key, [0, self.clock.ns(delay), 0]);
+        }
         let last = state.last_long;
         let overlap = last.to.min(began).saturating_sub(last.from.max(since));
         let behind = last.span.filter(|_| overlap > delay / 2);
@@ -302,7 +305,7 @@ impl Spans {
         let count = |slot: &Slot, span: InnermostSpan| {
             let [awaited, delayed, awaits] = idle(span.id);
             let [await_ns, delay_ns] = [awaited, delayed].map(|ticks| self.clock.ns(ticks));
-            slot.count_await(span.key.get(), [await_ns, delay_ns, awaits]);
+            slot.counts().add_await(span.key, [await_ns, delay_ns, awaits]);
             true
         };
         let Some(slot) = self.slot_of(span) else { return };

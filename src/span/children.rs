@@ -1,7 +1,8 @@
 //! Which spans count among those inside another one.
 
 use super::SpanKey;
-use super::slot::{CHOSEN, FORCED, HAS_FIELDS, Slot};
+use super::flags::{CHOSEN, FORCED, HAS_FIELDS};
+use super::slot::Slot;
 
 /// The close of a span that counts among those inside another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::account::with_inside;
+use super::flags::{HAS_SUMS, REFERENCE, REFERENCE_SHIFT, REGISTERED};
 use super::local::with_state;
 use super::sample_counts::SampleCounts;
-use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
+use super::slot::Slot;
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 use crate::facts::TimeBreakdown;
@@ -101,7 +102,8 @@ impl Spans {
         judge: impl FnOnce(&SpanSnapshot) -> Verdict,
         release: impl FnOnce(),
     ) -> bool {
-        if slot.take_has_sums() {
+        if slot.flags() & HAS_SUMS != 0 {
+            slot.unset(HAS_SUMS);
             self.counts.lock().move_sums_of(slot);
         }
         let closing =
@@ -167,7 +169,7 @@ impl Spans {
     /// The state of a span at `now`.
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         let mut account = slot.account(&self.clock, now);
-        if slot.has_sums() {
+        if slot.flags() & HAS_SUMS != 0 {
             account = with_inside(account, self.counts.lock().sums_of(slot));
         }
         Some(SpanSnapshot {

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::RegistryId;
 use super::account::{InsideTime, Sums};
+use super::flags::HAS_SUMS;
 use super::slot::Slot;
 use super::table::SlotTable;
 
@@ -140,7 +141,7 @@ impl Inside {
         }
         if before + 1 == MANY {
             // First, so that the thread that closes the span looks for the sum.
-            slot.note_sums();
+            slot.set(HAS_SUMS);
             let _moving = self.totals.moving.lock();
             sum.id.store(slot.id().map_or(0, RegistryId::get), Ordering::Relaxed);
             sum.key.store(key, Ordering::Relaxed);

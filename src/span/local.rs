@@ -367,7 +367,7 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    fn top_mut(&mut self) -> Option<&mut Segment> {
+    pub(super) fn top_mut(&mut self) -> Option<&mut Segment> {
         self.segments.get_mut(self.depth.checked_sub(1)?)
     }
 
@@ -377,7 +377,7 @@ impl ThreadState {
             && unmatched() == 0
             && !std::thread::panicking();
         if is_again && let Some(top) = self.top_mut() {
-            top.enter_again();
+            top.again += 1;
         }
         is_again
     }
@@ -385,7 +385,7 @@ impl ThreadState {
     /// Leaves a span once that is entered, if it was entered again right above its latest segment.
     pub(super) fn leave_again(&mut self, id: RegistryId) -> bool {
         let latest = self.entered_mut().iter_mut().rev().find(|segment| segment.id == id.get());
-        latest.is_some_and(Segment::leave_again)
+        latest.filter(|segment| segment.again > 0).map(|segment| segment.again -= 1).is_some()
     }
 
     /// See [`ThreadShared::begin_hook`]. Returns whether there is a new session to take up.
@@ -405,12 +405,6 @@ impl ThreadState {
             sampled.set_times(now, samples_from);
             sampled.set_span(key);
         }
-    }
-
-    /// The session that followed, if any, and the number of sessions before it.
-    pub(super) fn next_session(&self) -> Option<(Arc<SamplingSession>, u32)> {
-        let next = self.session.as_ref()?.next()?;
-        Some((Arc::clone(next), self.turn.wrapping_add(1)))
     }
 
     pub(super) fn entered(&self) -> &[Segment] {
@@ -495,18 +489,6 @@ impl ThreadState {
     /// The exit of the innermost segment has more to record than its length.
     pub(super) fn mark_top(&mut self, flag: u32) {
         _ = self.top_mut().map(|top| top.set(flag));
-    }
-
-    /// Makes the innermost segment's span old.
-    pub(super) fn make_old(&mut self, now: u64) {
-        if let Some(top) = self.top_mut() {
-            top.samples_from = now;
-        }
-    }
-
-    /// Whether that span is entered on this thread.
-    pub(super) fn is_in(&self, id: RegistryId) -> bool {
-        self.depth_of(id).is_some()
     }
 
     /// The [`Segment::depth`] of that span, if it is entered on this thread.

@@ -59,7 +59,7 @@ impl Spans {
         let now = self.clock.now();
         let since = |then: u64| self.clock.ns(now.saturating_sub(then));
         self.table.for_each(|slot| {
-            let (Some(id), Some(key)) = (slot.peek_id(), slot.key()) else { return };
+            let (Some(id), Some(key)) = (slot.id(), slot.key()) else { return };
             let open = OpenSlot {
                 id,
                 key,

@@ -8,7 +8,7 @@ use super::table::{SlotRef, SlotTable};
 use super::{RegistryId, SpanKey};
 
 /// One enter of a span on this thread. The fields that most enters and exits touch come first, in one cache line.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct Segment {
     pub(super) id: u64,
@@ -21,7 +21,7 @@ pub(super) struct Segment {
     pub(super) unmatched_below: u32,
     flags: u32,
     /// How many more times the span was entered while it was innermost already. That is no segment of its own.
-    again: u32,
+    pub(super) again: u32,
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,
     gaps: Gaps,
@@ -148,10 +148,6 @@ impl PendingSegments {
         let parts = self.0.iter_mut().filter(|part| part.key != 0);
         parts.map(|part| std::mem::replace(part, PendingSegment::NONE))
     }
-
-    pub(super) fn clear(&mut self) {
-        self.0.fill(PendingSegment::NONE);
-    }
 }
 
 impl Segment {
@@ -227,11 +223,6 @@ impl Segment {
         all.saturating_sub(self.latest_gaps(synced))
     }
 
-    /// Whether the thread is not in the span's parent.
-    pub(super) fn is_detached(&self) -> bool {
-        self.has(DETACHED)
-    }
-
     /// Whether its on-CPU time must be known exactly when it ends: its ancestors get that time only once.
     pub(super) fn must_be_exact(&self, now: u64) -> bool {
         self.has(JUDGED_ABOVE) || (self.has(DETACHED) && self.samples_from <= now)
@@ -243,23 +234,9 @@ impl Segment {
         self.flags & !UNWINDING != 0 || self.again != 0
     }
 
-    /// The span is entered again, right above this segment.
-    #[inline(always)]
-    pub(super) fn enter_again(&mut self) {
-        self.again += 1;
-    }
-
-    /// Leaves it once, if it was entered again.
-    #[inline(always)]
-    pub(super) fn leave_again(&mut self) -> bool {
-        let was_again = self.again != 0;
-        self.again -= u32::from(was_again);
-        was_again
-    }
-
-    /// The certain times of the segment, if there are any.
-    pub(super) fn counted(&self) -> Option<LowerBounds> {
-        self.has(TALLIED).then_some(self.sure)
+    /// The certain times of the segment.
+    pub(super) fn sure(&self) -> LowerBounds {
+        if self.has(TALLIED) { self.sure } else { LowerBounds::default() }
     }
 
     /// Whether no span may be created in it that only this layer wants: the registry closes a span and those around it that
@@ -283,11 +260,9 @@ impl Segment {
     }
 
     pub(super) fn tally(&mut self, sure: LowerBounds) {
-        if !self.has(TALLIED) {
-            self.set(TALLIED);
-            self.sure = LowerBounds::default();
-        }
+        self.sure = self.sure();
         self.sure.add(sure);
+        self.set(TALLIED);
     }
 }
 

@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, InsideTime, LowerBounds, Sums};
-pub(crate) use super::flags::{
-    ADDED_UP, AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS,
-    HAS_STATUS, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR,
-    OBSERVED, ONE_IN, REFERENCE, REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS,
-    WATCHED,
+use super::account::{AllocationSums, Counts, InsideTime, Sums};
+use super::flags::{
+    AGED, ALLOCATED, ALWAYS_JUDGED, CHOSEN, COUNTED, CPU_UNKNOWN, FAILED, FORCED, HAS_SAMPLES,
+    HAS_SUMS, IN_USE, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_SUBTREE, KEEP_ON_ERROR, OF_PLAN,
+    ON_OTHERS, REFERENCE, REGISTERED,
 };
-use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
 use super::sample_counts::SampleCounts;
 use super::{Plan, RegistryId, SpanKey};
 use crate::facts::{Allocations, TimeBreakdown};
@@ -64,7 +62,7 @@ pub(crate) struct Slot {
     /// [`SampleCounts`].
     samples: Sums<4>,
     /// What is known of the field values on which the span's rule depends, if any.
-    matched: AtomicU64,
+    pub(super) matched: AtomicU64,
     counts: Counts,
     allocations: AllocationSums,
 }
@@ -332,45 +330,6 @@ impl Slot {
         self.counts.inside.add(time);
     }
 
-    /// A thread adds such segments up by itself, from before it does so.
-    pub(super) fn note_sums(&self) {
-        self.set(HAS_SUMS);
-    }
-
-    /// Whether threads did so. Returns that once.
-    pub(super) fn take_has_sums(&self) -> bool {
-        self.has_sums() && self.flags.fetch_and(!HAS_SUMS, Ordering::Relaxed) & HAS_SUMS != 0
-    }
-
-    pub(super) fn has_sums(&self) -> bool {
-        self.flags() & HAS_SUMS != 0
-    }
-
-    /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_late(&self, key: u64, sure: LowerBounds) {
-        if let Some(key) = self.key().filter(|own| own.get() == key && !self.is_free()) {
-            self.counts().add(key, sure, true);
-        }
-    }
-
-    /// Adds idle time that is explained. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_await(&self, key: u64, more: [u64; 3]) {
-        if let Some(key) = self.key().filter(|own| own.get() == key && !self.is_free()) {
-            self.counts().add_await(key, more);
-        }
-    }
-
-    /// A thread that is in the span goes on in one that is not inside it.
-    pub(crate) fn suspend(&self, now: u64) {
-        self.set_once(COUNTED);
-        self.counts.suspend(now);
-    }
-
-    /// The thread comes back to the span after `ticks`.
-    pub(crate) fn resume(&self, ticks: u64) {
-        self.counts.resume(ticks);
-    }
-
     /// The part of the `ticks` until `now`, in which the span was entered without a break, in which its thread was not in
     /// others on its stack.
     pub(super) fn taken_of(&self, ticks: u64, now: u64) -> u64 {
@@ -402,12 +361,7 @@ impl Slot {
 
     #[inline(always)]
     pub(crate) fn id(&self) -> Option<RegistryId> {
-        RegistryId::new(self.id.load(Ordering::Relaxed))
-    }
-
-    /// The id, for a thread for which the span may close concurrently. Later reads of the slot return values of that
-    /// span or of a later one.
-    pub(crate) fn peek_id(&self) -> Option<RegistryId> {
+        // Later reads of the slot return values of that span or of a later one.
         RegistryId::new(self.id.load(Ordering::Acquire))
     }
 
@@ -467,15 +421,6 @@ impl Slot {
         };
         let before = self.flags.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
         before.unwrap_or_else(|flags| flags)
-    }
-
-    /// What is known of the field values on which the span's rule depends.
-    pub(crate) fn matched_values(&self) -> u64 {
-        self.matched.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_matched(&self, matched: u64) {
-        self.matched.store(matched, Ordering::Relaxed);
     }
 
     /// Since when the span has been entered without a break, in ticks; `None` if it is not entered.

@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 use super::account::{LowerBounds, inside_time};
 use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
+use super::flags::{
+    AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU,
+    WATCHED,
+};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
-use super::slot::{
-    AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED,
-    JUDGES_CPU, Parent, Slot, WATCHED,
-};
+use super::slot::{Parent, Slot};
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{AttachThreads, NEVER};
@@ -56,7 +57,6 @@ pub(super) struct Ticks {
     pub(super) cpu_clock_interval: u64,
     /// Longer than a read of the CPU clock and shorter than an interrupt.
     pub(super) cpu_clock_read: u64,
-    pub(super) usage_interval: u64,
     cpu_clock_interval_old: u64,
     pub(super) long_idle: u64,
 }
@@ -114,7 +114,6 @@ pub(crate) enum IdleCause {
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
-const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 /// Shorter idle time of futures that are not profiled is not shown in profiles.
 const LONG_IDLE: Duration = Duration::from_millis(10);
 
@@ -155,7 +154,6 @@ impl Spans {
                 cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
                 cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
                 cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
-                usage_interval: clock.ticks(USAGE_INTERVAL),
                 long_segment: clock.ticks(Duration::from_nanos(LONG_SEGMENT_NS)),
                 long_idle: clock.ticks(LONG_IDLE),
             },
@@ -246,12 +244,14 @@ impl Spans {
         let key = self.take_key(&mut state);
         let now = self.clock.now();
         let around = parent.and_then(|parent| self.table.get(parent.id));
-        let is_counted = around
-            .as_ref()
-            .is_some_and(|slot| now >= samples_from || self.counts_children(slot, now));
+        // If the thread is in an old span, or the one around it counts, or has been open for so long that its awaits are
+        // sampled. A request that awaits does not grow old otherwise.
+        let is_counted = around.as_ref().is_some_and(|around| {
+            now >= samples_from || around.flags() & IS_COUNTED != 0 || around.is_old_as_open(now)
+        });
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
-                slot.set_matched(matched);
+                slot.matched.store(matched, Ordering::Relaxed);
             }
             slot.open(id, key, now, state.thread, plan, parent);
             if is_counted {
@@ -280,19 +280,12 @@ impl Spans {
         let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
             return false;
         };
-        let Some((plan, matched)) = choose(slot.plan(), slot.matched_values()) else {
+        let Some((plan, matched)) = choose(slot.plan(), slot.matched.load(Ordering::Relaxed))
+        else {
             return false;
         };
         let before = slot.replan(&plan, matched);
         before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
-    }
-
-    /// Keeps the span with that id, as the one of a one-in-n rule.
-    pub(crate) fn keep_one_in_n(&self, id: RegistryId) {
-        if let Some(slot) = self.table.get(id) {
-            slot.set(CHOSEN | ALWAYS_JUDGED);
-            slot.attach_at_enter();
-        }
     }
 
     /// Asks the registry for the nearest profiled ancestor, where the slots do not show it, and finds out from when on it
@@ -486,33 +479,23 @@ impl Spans {
         }
         let (thread, synced) = (state.thread, state.synced);
         let is_left_early = state.top().is_some_and(|top| top.id != id.get());
-        let Some(segment) = state.bring_to_top(id) else {
-            return;
-        };
-        let Some(key) = SpanKey::new(segment.key) else {
-            return;
-        };
-        let entered = segment.entered;
-        let (taken, taken_since) = (segment.taken(now), segment.taken_since(synced, now));
-        let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
-        let (is_detached, has_switched) = (segment.has(DETACHED), segment.has(SWITCHED));
-        let gap = segment.current_gap(now);
-        let counted = segment.counted();
-        let sure = counted.unwrap_or_default();
-        if counted.is_some() && !is_nested {
+        let Some(segment) = state.bring_to_top(id).copied() else { return };
+        let Some(key) = SpanKey::new(segment.key) else { return };
+        let (sure, is_nested) = (segment.sure(), segment.has(NESTED));
+        if sure != LowerBounds::default() && !is_nested {
             slot.counts().add(key, sure, false);
         }
-        state.pop(unmatched_below);
-        if let Some(gap) = gap {
-            slot.resume(gap);
+        state.pop(segment.unmatched_below);
+        if let Some(gap) = segment.current_gap(now) {
+            slot.counts().resume(gap);
         }
         state.inside.set_reach(now);
-        if has_switched {
+        if segment.has(SWITCHED) {
             self.switch_back(state, now);
         }
         self.report_idle(state);
-        if now.saturating_sub(entered) >= self.ticks.long_segment {
-            self.note_long(state, slot, (id, key), (entered, now));
+        if now.saturating_sub(segment.entered) >= self.ticks.long_segment {
+            self.note_long(state, slot, (id, key), (segment.entered, now));
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
@@ -524,12 +507,13 @@ impl Spans {
             if state.cpu_unknown {
                 slot.set(CPU_UNKNOWN);
             } else {
-                let part = PendingSegment { id, key: key.get(), ticks: taken_since };
+                let ticks = segment.taken_since(synced, now);
                 // There is room; otherwise the accounts were synced above.
-                _ = taken_since > 0 && state.pending.add(part);
+                _ = ticks > 0 && state.pending.add(PendingSegment { id, key: segment.key, ticks });
             }
+            let taken = segment.taken(now);
             slot.exit(now, taken, thread);
-            if is_detached {
+            if segment.has(DETACHED) {
                 self.pass_up(state, slot, (now, taken), sure);
             }
         }

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::LowerBounds;
-use super::flags::JUDGES_USAGE;
+use super::flags::{AGED, JUDGES_CPU, JUDGES_USAGE, REGISTERED, SAMPLED_ITSELF};
 use super::inside::Inside;
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
-use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
-use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
+use super::segment::{AROUND, NESTED, READS_CPU, SUSPENDED, SWITCHED, Segment};
+use super::slot::Slot;
 use super::spans::{SpanEvent, SpanInfo};
 use super::usage_read::{SwitchCounts, UsageRead};
 use super::{RegistryId, SpanKey, Spans};
 use crate::facts::Usage;
 use crate::sampler::{SamplingSession, ThreadSetup, ThreadSource, ThreadUse};
 use crate::stats::Counters;
-use crate::sys::{Clock, SuspendCounting};
+use crate::sys::SuspendCounting;
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -129,8 +129,9 @@ impl Spans {
     /// between.
     fn sync_samples(&self, state: &mut ThreadState, now: u64) {
         self.sync_session(state, now);
-        while let Some((next, turn)) = state.next_session() {
+        while let Some(next) = state.session.as_ref().and_then(|session| session.next()).cloned() {
             self.sync_usage(state, now);
+            let turn = state.turn.wrapping_add(1);
             self.take_up(state, Some(next), turn);
             self.sync_usage(state, now);
             self.sync_session(state, now);
@@ -335,7 +336,7 @@ impl Spans {
         let Some(source) = &mut state.source else { return };
         let Some((cpu_ns, now)) = self.read_cpu(source.as_mut()) else {
             state.cpu_unknown = true;
-            state.pending.clear();
+            state.pending.take().for_each(drop);
             state.synced = began;
             return;
         };
@@ -345,12 +346,20 @@ impl Spans {
         let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
         let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
         let sampled_ns = (ended_ns + all_ns - before_ns).min(ran_ns);
-        state.bound(&self.clock, now, ran_ns, sampled_ns, |part, sure| {
-            if let Some(slot) = self.table.get(part.id) {
-                slot.count_late(part.key, sure);
+        let synced = state.synced;
+        let interval_ns = self.clock.ns(now.saturating_sub(synced));
+        let bounds =
+            |ticks| LowerBounds::of_part(self.clock.ns(ticks), interval_ns, ran_ns, sampled_ns);
+        for segment in state.entered_mut() {
+            segment.tally(bounds(segment.taken_since(synced, now)));
+        }
+        for part in state.pending.take() {
+            let slot = self.table.find(part.id, part.key);
+            if let Some((slot, key)) = slot.zip(SpanKey::new(part.key)) {
+                slot.counts().add(key, bounds(part.ticks), true);
             }
-        });
-        if now.saturating_sub(state.read.at) > self.ticks.usage_interval {
+        }
+        if now.saturating_sub(state.read.at) > self.ticks.cpu_clock_interval {
             self.sync_usage(state, now);
         }
         let is_counted = state.read.at >= began;
@@ -373,15 +382,12 @@ impl Spans {
     pub(super) fn switch_to(&self, state: &mut ThreadState, top: &Slot, now: u64) -> bool {
         self.mark_around(state, top);
         let mut switching = state.entered().iter().filter(|segment| segment.must_switch());
-        if switching.clone().next().is_none() {
-            state.unmark_around();
-            return false;
-        }
+        let is_any = switching.clone().next().is_some();
         if switching.any(|segment| self.must_read_cpu_of(state, segment, now)) {
             self.sync_accounts(state, now);
         }
         self.switch_marked(state, now.max(state.synced));
-        true
+        is_any
     }
 
     /// The segment that did so has ended.
@@ -446,13 +452,13 @@ impl Spans {
         for segment in state.entered_mut() {
             let (must_switch, is_around) = (segment.must_switch(), segment.has(AROUND));
             segment.unset(AROUND);
-            let slot = segment.slot(&self.table).filter(|_| must_switch);
+            let slot = must_switch.then(|| segment.slot(&self.table)).flatten();
             let Some(slot) = slot else { continue };
             if is_around {
-                slot.resume(segment.resume(now, synced));
+                slot.counts().resume(segment.resume(now, synced));
             } else {
                 segment.suspend(now);
-                slot.suspend(now);
+                slot.counts().suspend(now);
             }
         }
     }
@@ -492,34 +498,6 @@ impl Spans {
                 self.begin(state);
                 true
             }
-        }
-    }
-}
-
-impl ThreadState {
-    fn unmark_around(&mut self) {
-        self.entered_mut().iter_mut().for_each(|segment| segment.unset(AROUND));
-    }
-
-    /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
-    /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
-    fn bound(
-        &mut self,
-        clock: &Clock,
-        now: u64,
-        cpu_ns: u64,
-        sampled_ns: u64,
-        mut late: impl FnMut(PendingSegment, LowerBounds),
-    ) {
-        let synced = self.synced;
-        let interval_ns = clock.ns(now.saturating_sub(synced));
-        for segment in self.entered_mut() {
-            let part_ns = clock.ns(segment.taken_since(synced, now));
-            let sure = LowerBounds::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
-            segment.tally(sure);
-        }
-        for part in self.pending.take() {
-            late(part, LowerBounds::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
 }
