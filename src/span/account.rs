@@ -241,15 +241,10 @@ pub(crate) struct AllocationSums {
     pub(crate) of_others: Sums<{ Allocations::COUNTS }>,
     pub(crate) inside: Sums<{ Allocations::COUNTS }>,
     /// The span may have to be kept if it allocates more bytes, or more often. Only set if its rule judges that.
-    limits: [AtomicU64; 2],
+    pub(crate) limits: [AtomicU64; 2],
 }
 
 impl AllocationSums {
-    #[inline(always)]
-    pub(crate) fn set_limits(&self, limits: [u64; 2]) {
-        self.limits.iter().zip(limits).for_each(|(limit, to)| limit.store(to, Ordering::Relaxed));
-    }
-
     pub(crate) fn exceed_limits(&self) -> bool {
         let [bytes, allocations] = self.limits.each_ref().map(|it| it.load(Ordering::Relaxed));
         let all = self.all();

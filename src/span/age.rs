@@ -39,7 +39,22 @@ impl Spans {
 
     /// Keeps this thread's innermost profiled span, whatever its rule says, and samples it. False if there is none.
     pub(crate) fn force_current(&self) -> bool {
-        with_state(self.layer, |state| self.force_top(state)).flatten().is_some()
+        let force = |state: &mut ThreadState| {
+            let slot = state.top()?.slot(&self.table)?;
+            slot.set(FORCED | ALWAYS_JUDGED);
+            slot.attach_at_enter();
+            let (has_turned, now) = (state.begin_hook(), self.clock.now());
+            if has_turned {
+                self.sync_accounts(state, now);
+            }
+            _ = state.top_mut().map(|top| top.samples_from = now);
+            if !state.is_attached {
+                self.enter_old(state, &slot, false, now);
+            }
+            state.end_hook(now);
+            Some(())
+        };
+        with_state(self.layer, force).flatten().is_some()
     }
 
     /// Whether this thread is in a span that is one of the deepest, so that no more may be created here.
@@ -50,22 +65,6 @@ impl Spans {
         let is_too_deep = is_too_deep.unwrap_or(false);
         Counters::add(&self.counters.spans.declined_too_deep, is_too_deep.into());
         is_too_deep
-    }
-
-    fn force_top(&self, state: &mut ThreadState) -> Option<()> {
-        let slot = state.top()?.slot(&self.table)?;
-        slot.set(FORCED | ALWAYS_JUDGED);
-        slot.attach_at_enter();
-        let (has_turned, now) = (state.begin_hook(), self.clock.now());
-        if has_turned {
-            self.sync_accounts(state, now);
-        }
-        _ = state.top_mut().map(|top| top.samples_from = now);
-        if !state.is_attached {
-            self.enter_old(state, &slot, false, now);
-        }
-        state.end_hook(now);
-        Some(())
     }
 
     /// The enter if something must be synced first, or if the exit has to record more than the segment's length.

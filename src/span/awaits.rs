@@ -242,23 +242,18 @@ impl Spans {
     }
 
     /// Reports idle time that was noted, and that nothing has explained since.
-    #[inline]
     pub(super) fn report_idle(&self, state: &mut ThreadState) {
-        if let Some(unexplained) = state.unexplained.take() {
-            self.send_idle(&unexplained);
-        }
-    }
-
-    #[cold]
-    fn send_idle(&self, Unexplained { span, idle, until, cause }: &Unexplained) {
-        let since = until.saturating_sub(*idle);
-        let report = || match cause {
-            IdleCause::NotObserved => self.report_idle_inside(span),
-            IdleCause::NotBegun { .. } => self.report_await(span),
+        let Some(Unexplained { span, idle, until, cause }) = state.unexplained.take() else {
+            return;
         };
-        if self.is_old_await(span, since, *until) && report() {
-            let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
-            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause: *cause };
+        let since = until.saturating_sub(idle);
+        let report = || match cause {
+            IdleCause::NotObserved => self.report_idle_inside(&span),
+            IdleCause::NotBegun { .. } => self.report_await(&span),
+        };
+        if self.is_old_await(&span, since, until) && report() {
+            let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(idle));
+            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause };
             self.counted(self.span_events.push(idle).is_ok());
         }
     }

@@ -175,7 +175,7 @@ impl Spans {
         Some(SpanSnapshot {
             id: slot.id()?,
             key: slot.key()?,
-            root: slot.root()?,
+            root: SpanKey::new(slot.raw_root())?,
             plan: slot.plan(),
             flags: slot.flags(),
             samples: slot.samples(),

@@ -107,11 +107,6 @@ impl ThreadTotals {
 }
 
 impl Inside {
-    /// Whether the layer lives, which has the totals of all threads.
-    pub(super) fn is_of_a_layer(&self) -> bool {
-        Arc::strong_count(&self.totals) > 1
-    }
-
     /// For how many ticks the span is older than its slot says, because of this thread.
     pub(super) fn ticks(&self, key: u64) -> u64 {
         let sum = self.totals.sums.get(place_of(key));

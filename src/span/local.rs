@@ -266,7 +266,8 @@ pub(super) fn add_state(state: Box<ThreadState>) {
                 first.unmatched_later = before.unmatched;
                 first
             }));
-            others.retain(|state| state.inside.is_of_a_layer());
+            // The layer has the totals of all threads.
+            others.retain(|state| Arc::strong_count(&state.inside.totals) > 1);
         }
         set_first(First { layer: state.layer, unmatched: 0 });
         put(state);

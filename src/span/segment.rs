@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::RegistryId;
 use super::account::LowerBounds;
 use super::slot::Parent;
 use super::table::{SlotRef, SlotTable};
-use super::{RegistryId, SpanKey};
 
 /// One enter of a span on this thread. The fields that most enters and exits touch come first, in one cache line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -95,7 +95,7 @@ const REGISTRY_SLOT: u64 = (1 << 51) - 1;
 #[repr(align(32))]
 pub(super) struct PendingSegment {
     pub(super) id: RegistryId,
-    /// The span's [`SpanKey`] as a number; 0 if the entry is free.
+    /// The span's key as a number; 0 if the entry is free.
     pub(super) key: u64,
     /// Ticks of the segments since the last read of the CPU clock.
     pub(super) ticks: u64,
@@ -256,7 +256,7 @@ impl Segment {
         if self.is_deepest() {
             HAS_DEEPEST.store(true, Ordering::Relaxed);
         }
-        Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
+        Some(Parent { id: RegistryId::new(self.id)?, root: self.root })
     }
 
     pub(super) fn tally(&mut self, sure: LowerBounds) {

@@ -77,7 +77,8 @@ const _: () = {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parent {
     pub(crate) id: RegistryId,
-    pub(crate) root: SpanKey,
+    /// The local root's [`SpanKey`] as a number.
+    pub(crate) root: u64,
 }
 
 impl Slot {
@@ -121,7 +122,7 @@ impl Slot {
         self.set_allocation_limits(plan);
         self.set_age(plan, now);
         let (parent, root) = match parent {
-            Some(parent) => (parent.id.get(), parent.root.get()),
+            Some(parent) => (parent.id.get(), parent.root),
             None => (0, key.get()),
         };
         self.parent.store(parent, Ordering::Relaxed);
@@ -211,7 +212,9 @@ impl Slot {
     #[inline(always)]
     fn set_allocation_limits(&self, plan: &Plan) {
         if plan.flags & JUDGES_ALLOCATIONS != 0 {
-            self.allocations.set_limits([plan.judge_above_bytes, plan.judge_above_allocations]);
+            let [bytes, allocations] = &self.allocations.limits;
+            bytes.store(plan.judge_above_bytes, Ordering::Relaxed);
+            allocations.store(plan.judge_above_allocations, Ordering::Relaxed);
         }
     }
 
@@ -348,7 +351,7 @@ impl Slot {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// The local root's [`SpanKey`] as a number.
+    /// The [`SpanKey`] of the local root, the topmost profiled ancestor or the span itself, as a number.
     #[inline(always)]
     pub(crate) fn raw_root(&self) -> u64 {
         self.root.load(Ordering::Relaxed)
@@ -466,16 +469,10 @@ impl Slot {
         RegistryId::new(self.parent.load(Ordering::Relaxed))
     }
 
-    /// The local root: the topmost profiled ancestor, or the span itself.
-    #[inline(always)]
-    pub(crate) fn root(&self) -> Option<SpanKey> {
-        SpanKey::new(self.root.load(Ordering::Relaxed))
-    }
-
     /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(crate) fn to_parent(&self) -> Option<Parent> {
-        Some(Parent { id: self.id()?, root: self.root()? })
+        Some(Parent { id: self.id()?, root: self.raw_root() })
     }
 
     pub(crate) fn add_samples(&self, samples: SampleCounts) {
@@ -567,8 +564,8 @@ mod tests {
         let slot = open();
         assert!(slot.holds(RegistryId::new(9).unwrap()));
         assert_eq!(slot.parent(), None);
-        assert_eq!(slot.root(), SpanKey::new(77));
-        assert_eq!(slot.to_parent().unwrap().root, SpanKey::new(77).unwrap());
+        assert_eq!(slot.raw_root(), 77);
+        assert_eq!(slot.to_parent().unwrap().root, 77);
     }
 
     #[test]

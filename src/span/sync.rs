@@ -83,13 +83,8 @@ impl Spans {
         state.cpu_unknown = read.is_none();
         let (cpu_ns, now) = read.unwrap_or_else(|| (0, self.clock.now()));
         state.cpu_ns = cpu_ns;
-        state.synced = now;
         state.read = UsageRead { usage, at: now, ..UsageRead::default() };
-        if let Some(sampled) = &state.sampled {
-            let switches = Some(usage.voluntary_switches + usage.involuntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, switches);
-        }
-        self.sync_switch_counts(state, now);
+        self.note_synced(state, now, true);
         self.set_deadline(state, now);
     }
 
@@ -157,16 +152,18 @@ impl Spans {
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
         let top = state.top().and_then(|top| top.slot(&self.table));
         // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
-        if span.is_some() && !session.has_room() {
-            Counters::add(&self.counters.samples.dropped_intervals_full, samples);
-            state.source.iter().for_each(|source| source.note_loss());
-            span = None;
-        } else if span.is_some()
-            && !top.is_some_and(|top| {
-                self.register_with_collector(&top, SampleCounts::of_on_cpu(samples))
-            })
-        {
-            Counters::add(&self.counters.samples.dropped_span_events_full, samples);
+        let counts = SampleCounts::of_on_cpu(samples);
+        let lost = if span.is_none() {
+            None
+        } else if !session.has_room() {
+            Some(&self.counters.samples.dropped_intervals_full)
+        } else if !top.is_some_and(|top| self.register_with_collector(&top, counts)) {
+            Some(&self.counters.samples.dropped_span_events_full)
+        } else {
+            None
+        };
+        if let Some(lost) = lost {
+            Counters::add(lost, samples);
             state.source.iter().for_each(|source| source.note_loss());
             span = None;
         }
@@ -222,7 +219,7 @@ impl Spans {
 
     pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, SpanInfo)> {
         let parent = self.table.parent_of(slot).and_then(|parent| parent.key());
-        let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
+        let (id, root, plan) = (slot.id()?, SpanKey::new(slot.raw_root())?, slot.plan());
         let opened_ns = self.clock.raw_ns(slot.opened());
         Some((slot.key()?, SpanInfo { parent, root, id, plan, opened_ns }))
     }
@@ -261,13 +258,16 @@ impl Spans {
         let since = usage.since(std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
         state.read.recorded_ns += since.preempted_ns;
-        self.count_usage(state, |segment| {
-            // It can all have been before the segment.
-            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
-            let preempted_ns = since.preempted_ns.saturating_sub(outside_ns);
-            Usage { preempted_ns, ..since }
-        });
+        self.count_usage_since(state, before, since);
         self.sync_run_delay(state);
+    }
+
+    fn count_usage_since(&self, state: &ThreadState, before: u64, since: Usage) {
+        self.count_usage(state, |segment| {
+            // The thread can have been preempted before the segment.
+            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
+            Usage { preempted_ns: since.preempted_ns.saturating_sub(outside_ns), ..since }
+        });
     }
 
     /// Adds usage to the spans that are not suspended.
@@ -321,14 +321,8 @@ impl Spans {
             records: records.then_some(state.turn),
         };
         let Some(before) = state.read.switches.replace(counts) else { return };
-        let off_ns = counts.unrecorded_since(&before, &self.clock);
-        if off_ns == 0 {
-            return;
-        }
-        self.count_usage(state, |segment| {
-            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
-            Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }
-        });
+        let preempted_ns = counts.unrecorded_since(&before, &self.clock);
+        self.count_usage_since(state, before.at, Usage { preempted_ns, ..Usage::default() });
     }
 
     /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
@@ -363,15 +357,20 @@ impl Spans {
             self.sync_usage(state, now);
         }
         let is_counted = state.read.at >= began;
+        self.note_synced(state, now, is_counted);
+    }
+
+    /// The CPU clock was read at `now`, and if `is_counted` also what the system counts.
+    fn note_synced(&self, state: &mut ThreadState, now: u64, is_counted: bool) {
+        state.synced = now;
         if let Some(sampled) = &state.sampled {
             let Usage { voluntary_switches, involuntary_switches, .. } = state.read.usage;
             let switches = is_counted.then_some(voluntary_switches + involuntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), cpu_ns, switches);
+            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, switches);
         }
         if is_counted {
             self.sync_switch_counts(state, now);
         }
-        state.synced = now;
     }
 
     /// The span of `top` is about to be innermost, or just was entered once more. Spans in which this thread is and that
