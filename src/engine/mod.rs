@@ -463,7 +463,6 @@ impl Engine {
         self.names.name_of(number, |plan| self.callsites.name_of(plan))
     }
 
-    /// Keeps a span while it is open.
     pub(crate) fn keep_open(
         &self,
         open: &SpanSnapshot,

@@ -18,7 +18,6 @@ use crate::stats::Counters;
 /// The innermost span that a thread is in, which becomes idle when the thread leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InnermostSpan {
-    /// The number of the layer.
     pub(crate) layer: u32,
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
@@ -79,7 +78,6 @@ pub(crate) fn take_first_entered() -> Option<FirstEntered> {
 pub(crate) struct OtherSpan {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The number of its plan.
     pub(crate) plan: u64,
 }
 
@@ -258,7 +256,6 @@ impl Spans {
         }
     }
 
-    /// The number of the layer.
     pub(crate) fn layer(&self) -> u32 {
         self.layer
     }
@@ -373,7 +370,6 @@ impl Spans {
         }
     }
 
-    /// Whether that span is open.
     pub(crate) fn is_open_span(&self, span: &InnermostSpan) -> bool {
         self.slot_of(span).is_some()
     }

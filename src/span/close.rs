@@ -35,7 +35,6 @@ impl SpanSnapshot {
         Some(1_u64.checked_shl(halvings).unwrap_or(u64::MAX))
     }
 
-    /// Whether one of these flags is set.
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
@@ -46,7 +45,6 @@ impl SpanSnapshot {
 pub(crate) struct Ancestor {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The span is or was entered.
     pub(crate) was_entered: bool,
     /// The span was open for long at the time in question, as a connection or `main` is.
     pub(crate) is_long: bool,
@@ -166,7 +164,6 @@ impl Spans {
         self.closing(slot, now)
     }
 
-    /// The state of a span at `now`.
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         let mut account = slot.account(&self.clock, now);
         if slot.flags() & HAS_SUMS != 0 {

@@ -201,7 +201,6 @@ impl SpanCounts {
         });
     }
 
-    /// The number of spans that were created.
     pub(super) fn seen(&self) -> u64 {
         let threads = self.threads.iter().map(|totals| totals.seen.load(Ordering::Relaxed));
         self.before + threads.sum::<u64>()

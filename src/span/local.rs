@@ -84,13 +84,11 @@ impl Drop for Others {
     }
 }
 
-/// Stops profiling the calling thread.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
     forget_this_thread();
 }
 
-/// Starts a thread that is not profiled.
 pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let run = move || {
         ignore_this_thread();
@@ -122,7 +120,6 @@ pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
     take_first()
 }
 
-/// Puts the state back.
 #[inline(always)]
 pub(super) fn put(state: Box<ThreadState>) {
     HERE.with(|here| here.state.set(Some(ManuallyDrop::new(state))));
@@ -157,7 +154,6 @@ pub(super) fn count_unmatched(layer: u32, change: i32) {
     }
 }
 
-/// Makes the state of that layer the first one.
 #[cold]
 fn make_first(layer: u32) -> Option<()> {
     if first().layer == NO_LAYER {
@@ -207,7 +203,6 @@ fn in_others<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
     innermost.ok().flatten()
 }
 
-/// Whether the calling thread is in that span.
 pub(crate) fn is_in_span(key: SpanKey) -> bool {
     let is_it = |segment: &Segment| segment.key == key.get();
     in_innermost(|state| state.entered().iter().any(is_it).then_some(())).is_some()
@@ -498,7 +493,6 @@ impl ThreadState {
         self.entered().iter().find(is_it).map(|segment| segment.depth)
     }
 
-    /// Removes the innermost segment.
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
         self.depth -= 1;

@@ -12,7 +12,6 @@ use super::{OtherSpan, RegistryId, SpanKey, Spans};
 pub(crate) struct OpenSlot {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The number of its plan.
     pub(crate) plan: u64,
     /// For how long it has been open, in nanoseconds.
     pub(crate) open_ns: u64,
@@ -21,7 +20,6 @@ pub(crate) struct OpenSlot {
 }
 
 impl Spans {
-    /// Whether any profiled span is open.
     pub(crate) fn has_any_open(&self) -> bool {
         let mut has_any = false;
         self.table.for_each(|_| has_any = true);
@@ -75,7 +73,6 @@ impl Spans {
         });
     }
 
-    /// Returns the `wanted` spans that are open.
     pub(crate) fn find_open(&self, wanted: &HashSet<SpanKey>) -> Vec<OtherSpan> {
         let mut open = Vec::new();
         if !wanted.is_empty() {

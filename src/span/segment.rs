@@ -250,7 +250,6 @@ impl Segment {
         table.find(RegistryId::new(self.id)?, self.key)
     }
 
-    /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(super) fn to_parent(&self) -> Option<Parent> {
         if self.is_deepest() {

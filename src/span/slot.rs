@@ -51,7 +51,6 @@ pub(crate) struct Slot {
     /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
     /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
     delay_left: AtomicU64,
-    /// [`Plan::sampling_delay`].
     sampling_delay: AtomicU64,
     /// From then on the span counts as one that is open for long.
     long_at: AtomicU64,
@@ -368,7 +367,6 @@ impl Slot {
         RegistryId::new(self.id.load(Ordering::Acquire))
     }
 
-    /// [`Plan::number`].
     #[inline(always)]
     pub(crate) fn plan(&self) -> u64 {
         self.plan.load(Ordering::Relaxed)
@@ -469,7 +467,6 @@ impl Slot {
         RegistryId::new(self.parent.load(Ordering::Relaxed))
     }
 
-    /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(crate) fn to_parent(&self) -> Option<Parent> {
         Some(Parent { id: self.id()?, root: self.raw_root() })
@@ -511,7 +508,6 @@ impl Slot {
                 && self.allocations.exceed_limits())
     }
 
-    /// The account of a span that closes at `now`.
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> TimeBreakdown {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_gap = self.last_gap(now);

@@ -100,7 +100,6 @@ pub(crate) enum SpanEvent {
     },
 }
 
-/// Why a span was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdleCause {
     /// The cause is not known: the span's future is not observed.
@@ -121,7 +120,6 @@ const LONG_IDLE: Duration = Duration::from_millis(10);
 const KEY_BLOCK: u64 = 1 << 16;
 const SPAN_EVENTS: usize = 4096;
 
-/// What is known of a span that was created.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedSpan {
     /// The span is the first one for which the collector must check how long it stays open.
@@ -205,7 +203,6 @@ impl Spans {
         self.event_lost.swap(false, Ordering::Acquire)
     }
 
-    /// Whether the span with that id and key is still open.
     pub(crate) fn is_open(&self, id: RegistryId, key: SpanKey) -> bool {
         self.table.find(id, key.get()).is_some()
     }
@@ -341,7 +338,6 @@ impl Spans {
         take(self.layer)
     }
 
-    /// A span was entered on this thread.
     #[inline(always)]
     pub(crate) fn enter(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
@@ -410,7 +406,6 @@ impl Spans {
         }
     }
 
-    /// A span was left on this thread.
     #[inline(always)]
     pub(crate) fn exit(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
@@ -526,7 +521,6 @@ impl Spans {
         self.table.get(id).map_or((0, 0), |slot| (slot.flags(), slot.plan()))
     }
 
-    /// An error occurred in the span with that id.
     pub(crate) fn fail(&self, id: RegistryId) {
         self.table.get(id).into_iter().for_each(|slot| self.fail_slot(&slot, &|_| {}));
     }

@@ -49,7 +49,6 @@ const A_CHUNK: usize = 4096;
 
 type MorePages = OnceLock<Box<[OnceLock<Box<[Slot]>>; MORE_PAGES]>>;
 
-/// Slots outside the table.
 #[derive(Debug, Default)]
 struct Overflow {
     /// By shard and chunk number.
@@ -58,7 +57,6 @@ struct Overflow {
     spare: Option<Arc<Chunk>>,
     /// Spans whose slot was taken, by id.
     alone: HashMap<u64, Arc<Slot>>,
-    /// The number of spans.
     count: usize,
 }
 
@@ -161,7 +159,6 @@ impl SlotTable {
         self.slot_at(id).filter(|slot| slot.holds(id))
     }
 
-    /// Whether some open span's slot is outside the table.
     #[inline(always)]
     pub(crate) fn has_overflow(&self) -> bool {
         self.overflow_count.load(Ordering::Acquire) != 0
@@ -188,7 +185,6 @@ impl SlotTable {
         self.overflow_count.store(count, Ordering::Release);
     }
 
-    /// The slot of an open profiled span.
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
         match self.get_in_table(id) {
             Some(slot) => Some(SlotRef::InTable(slot)),
@@ -239,7 +235,6 @@ impl SlotTable {
         slot
     }
 
-    /// Releases the overflow slot of a closed span.
     #[cold]
     pub(crate) fn release_overflow(&self, id: RegistryId, slot: &SlotRef<'_>) {
         let _uncounted = SuspendCounting::begin();
