@@ -222,7 +222,7 @@ impl Engine {
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
         let reasons = judge(&callsite.rule.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
-            self.add_request(closing, callsite);
+            self.add_request(closing, callsite, route());
         }
         let entered_ns = closing.account.wall_ns.saturating_sub(closing.account.idle_ns);
         let may_be_named = entered_ns >= LONG_SEGMENT_NS || has_woken(closing.key);
@@ -285,10 +285,9 @@ impl Engine {
         })
     }
 
-    fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
+    fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite, route: Option<u64>) {
         let name = callsite.metadata.name();
-        let of_route = self.read_values(closing, FieldValues::route_hash).flatten();
-        let hash = hash_of((name, of_route));
+        let hash = hash_of((name, route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
             let values = self.values_of(closing);

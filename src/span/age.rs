@@ -329,10 +329,13 @@ impl Spans {
         self.child_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether that span is open, slow by its rule, and a request.
+    /// Whether that span is open, slow by its rule, and not open for so long that it contains requests.
     pub(crate) fn is_slow_request(&self, id: RegistryId, key: SpanKey) -> bool {
-        let slot = self.table.find(id, key.get());
-        slot.is_some_and(|slot| slot.is_slow_request(self.clock.now()))
+        let (slot, now) = (self.table.find(id, key.get()), self.clock.now());
+        slot.is_some_and(|slot| {
+            let judge_after = slot.judge_after.load(Ordering::Relaxed);
+            now.saturating_sub(slot.opened()) > judge_after && !slot.is_open_for_long(now)
+        })
     }
 
     /// Whether spans can be looked up without waiting for a lock.

@@ -41,12 +41,6 @@ impl Slot {
         now >= self.old_as_open_at() && !self.is_open_for_long(now)
     }
 
-    /// Whether the span is slow by its rule at `now`, and not open for so long that it contains requests.
-    pub(super) fn is_slow_request(&self, now: u64) -> bool {
-        let judge_after = self.judge_after.load(std::sync::atomic::Ordering::Relaxed);
-        now.saturating_sub(self.opened()) > judge_after && !self.is_open_for_long(now)
-    }
-
     /// Whether it samples threads from their first enter on, since it was created.
     pub(super) fn is_sampled_from_start(&self) -> bool {
         let flags = self.flags();

@@ -112,7 +112,13 @@ impl Spans {
             self.report_child(slot, from, now);
         }
         let has_many = counts_from.is_some() && self.has_many_child_closes();
-        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
+        let reported = closing.map(|closing| {
+            let Verdict { must_notify, ids } = judge(&closing);
+            let closed_ns = closing.opened_ns + closing.account.wall_ns;
+            let event = SpanEvent::Closed { key: closing.key, ids, closed_ns };
+            let must_report = must_notify || closing.has(REGISTERED);
+            !must_report || self.span_events.push(event).is_ok()
+        });
         release();
         if reported == Some(false) {
             // Release: a thread that reads true finds the slot released.
@@ -180,14 +186,6 @@ impl Spans {
             closed_at: now,
             account,
         })
-    }
-
-    /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
-    fn reported(&self, closing: &SpanSnapshot, verdict: Verdict) -> bool {
-        let is_of_interest = closing.has(REGISTERED) || verdict.must_notify;
-        let closed_ns = closing.opened_ns + closing.account.wall_ns;
-        let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids, closed_ns };
-        !is_of_interest || self.span_events.push(event).is_ok()
     }
 }
 

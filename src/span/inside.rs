@@ -58,7 +58,7 @@ pub(super) struct Inside {
     last: [Cell<(u64, u32)>; PLACES],
     has_sums: Cell<bool>,
     /// How many ancestors the current hook visits at most, and from when on one may visit all.
-    reach: Cell<u32>,
+    pub(super) reach: Cell<u32>,
     all_from: Cell<u64>,
 }
 
@@ -149,10 +149,6 @@ impl Inside {
     /// A hook begins at `now` that may visit ancestors that the thread is not in.
     pub(super) fn set_reach(&self, now: u64) {
         self.reach.set(if now < self.all_from.get() { NEAREST } else { u32::MAX });
-    }
-
-    pub(super) fn reach(&self) -> u32 {
-        self.reach.get()
     }
 
     /// The hook, not an enter, visited that number. To visit one takes a small part of `pause`, in ticks.

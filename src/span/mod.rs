@@ -76,10 +76,10 @@ pub(crate) struct Plan {
 impl Default for Plan {
     /// Of spans that are never sampled and never judged.
     fn default() -> Self {
-        let (number, flags, never) = (0, 0, u64::MAX);
+        let never = u64::MAX;
         Self {
-            number,
-            flags,
+            number: 0,
+            flags: 0,
             judge_after: never,
             sampling_delay: never,
             long_after: never,

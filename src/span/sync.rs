@@ -240,7 +240,7 @@ impl Spans {
         slot: &Slot,
         mut visit: impl FnMut(&Slot) -> bool,
     ) -> u32 {
-        let (reach, mut visited) = (inside.reach(), 0);
+        let (reach, mut visited) = (inside.reach.get(), 0);
         self.for_ancestors(slot, |ancestor| {
             if visited == reach {
                 Counters::add(&self.counters.spans.ancestors_left_out, 1);
@@ -414,7 +414,7 @@ impl Spans {
 
     /// Marks the segments of that span and of its ancestors.
     fn mark_around(&self, state: &mut ThreadState, top: &Slot) {
-        let (root, reach) = (top.raw_root(), state.inside.reach());
+        let (root, reach) = (top.raw_root(), state.inside.reach.get());
         let is_marked_once = |segment: &Segment| segment.root == root && !segment.has(NESTED);
         let segments = state.entered_mut();
         let mut left = segments.iter().filter(|segment| is_marked_once(segment)).count();
