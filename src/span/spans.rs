@@ -11,8 +11,7 @@ use super::account::{LowerBounds, inside_time};
 use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
 use super::flags::{
-    AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU,
-    WATCHED,
+    AGED, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU, WATCHED,
 };
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};

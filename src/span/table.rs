@@ -1,8 +1,8 @@
 //! Maps a span's registry id to its slot, without hashing or locks.
 //!
 //! The table follows the layout of the registry's ids: shard and index, pages that double. The registry does not
-//! promise that layout, so lookups compare the whole id, and a span whose slot is taken goes to a map behind a lock.
-//! What hooks read without a lock is never released.
+//! promise that layout, so lookups compare the whole id, and a span whose slot is taken, or whose id lies outside the
+//! table, goes to a map behind a lock. What hooks read without a lock is never released.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -19,9 +19,6 @@ use crate::sys::SuspendCounting;
 /// address that starts at 0 in each thread and is reused first, the next 13 bits are the thread, and the rest is a
 /// generation. Thread and address therefore form an index, pages can double in size as the registry's do, and two open
 /// spans never need the same slot.
-///
-/// The registry does not guarantee this layout. The slot stores the full id, and each lookup compares it. A span whose
-/// slot is taken, or whose id lies outside the table, goes into a map behind a lock, which is slower but still correct.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SlotTable {
