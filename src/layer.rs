@@ -25,7 +25,8 @@ use crate::log::{LogEvent, LogKind};
 use crate::otel::OtelSpan;
 use crate::references::CohortHash;
 use crate::span::{
-    AncestryFrom, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS, ancestry,
+    AncestryFrom, CHOSEN, GivenParent, HAS_FIELDS, HAS_STATUS, ONE_IN, RegistryId, SHOWS_FIELDS,
+    ancestry,
 };
 use crate::sys::SuspendCounting;
 
@@ -260,7 +261,7 @@ where
         let throw = if opened.is_outermost { engine.note_request(number(id)) } else { None };
         let mut cohort = CohortHash::of(attributes.metadata());
         if plan.flags & ONE_IN != 0 && callsite.is_chosen() {
-            engine.spans.keep_one_in_n(number(id));
+            engine.spans.mark(number(id), CHOSEN);
         }
         if plan.flags & SHOWS_FIELDS != 0
             && let Some(span) = ctx.span(id)

@@ -77,8 +77,7 @@ impl Engine {
     /// Exports and reports what has been kept so far.
     pub(crate) fn flush(&self, deadline: Instant) -> FlushResult {
         let _uncounted = SuspendCounting::begin();
-        let asked = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers);
-        let (done, wait) = asked?;
+        let (done, wait) = self.commands.flushes.ask().ok_or(FlushError::TooManyCallers)?;
         if is_ignored() {
             return Err(FlushError::OwnThread);
         }
@@ -122,20 +121,16 @@ impl Engine {
         if is_ignored() {
             return Err(ProfileError::OwnThread);
         }
-        match kind {
-            ProfileKind::Cpu if self.source.sampler.is_refused() => {
-                let why = format!("no thread can be sampled: {}", self.source.describe());
-                return Err(ProfileError::Unavailable(why));
-            }
-            ProfileKind::Wall if sys::own_threads().is_err() => {
-                return Err(not_listed());
-            }
-            ProfileKind::Cpu | ProfileKind::Wall => {}
+        if kind == ProfileKind::Cpu && self.source.sampler.is_refused() {
+            let why = format!("no thread can be sampled: {}", self.source.describe());
+            return Err(ProfileError::Unavailable(why));
+        }
+        if kind == ProfileKind::Wall && sys::own_threads().is_err() {
+            return Err(not_listed());
         }
         let _uncounted = SuspendCounting::begin();
         let running = self.commands.process.begin().ok_or(ProfileError::Busy)?;
-        let asked = self.commands.questions.ask().ok_or(ProfileError::NoAnswer);
-        let (reply, answer) = asked?;
+        let (reply, answer) = self.commands.questions.ask().ok_or(ProfileError::NoAnswer)?;
         let deadline = Instant::now() + duration + LONGEST;
         let is_canceled: Arc<AtomicBool> = Arc::default();
         let waker = self.waker.clone();

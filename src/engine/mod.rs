@@ -38,8 +38,9 @@ use crate::refresh::refresh_interest;
 use crate::report;
 use crate::sampler::Sampler;
 use crate::span::{
-    ADDED_UP, Ancestor, FAILED, LONG_SEGMENT_NS, OtherSpan, RegistryId, SAMPLED_ITSELF,
-    SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread, has_woken,
+    ADDED_UP, Ancestor, CHOSEN, FAILED, LONG_SEGMENT_NS, OtherSpan, REGISTERED, RegistryId,
+    SAMPLED_ITSELF, SHOWS_FIELDS, SpanSnapshot, Spans, TraceIds, Verdict, forget_this_thread,
+    has_woken,
 };
 use crate::stats::{Counters, Stats};
 use crate::sys::{self, Striped, SuspendCounting, Waker};
@@ -157,7 +158,7 @@ impl Engine {
     pub(crate) fn note_request(&self, id: RegistryId) -> Option<Throw> {
         let references = &self.publish.references;
         if references.totals.are_on() {
-            self.spans.add_up(id);
+            self.spans.mark(id, ADDED_UP);
         }
         references.choice.throw()
     }
@@ -184,7 +185,7 @@ impl Engine {
             self.waker.wake();
         }
         if is_chosen {
-            self.spans.keep_one_in_n(id);
+            self.spans.mark(id, CHOSEN);
         }
     }
 
@@ -221,7 +222,7 @@ impl Engine {
         let is_rare = |wall_ns| self.callsites.is_rare(callsite, route, wall_ns);
         let reasons = judge(&callsite.rule.keep, closing, is_rare);
         if closing.has(ADDED_UP) {
-            self.add_request(closing, callsite);
+            self.add_request(closing, callsite, route());
         }
         let entered_ns = closing.account.wall_ns.saturating_sub(closing.account.idle_ns);
         let may_be_named = entered_ns >= LONG_SEGMENT_NS || has_woken(closing.key);
@@ -234,7 +235,7 @@ impl Engine {
             self.close_reference(closing, callsite, weight);
         }
         let unkept = Verdict { must_notify, ..Verdict::default() };
-        if reasons.is_empty() && !closing.is_registered {
+        if reasons.is_empty() && !closing.has(REGISTERED) {
             return unkept;
         }
         self.commands
@@ -242,7 +243,7 @@ impl Engine {
             .note_closing(closing, &self.counters, || self.values_of(closing).into_vec());
         // Before everything that takes time: in an outage most kept spans are over their limit.
         let is_over = !reasons.is_empty() && self.is_over_limit(closing, callsite, reasons);
-        if is_over && !closing.is_registered {
+        if is_over && !closing.has(REGISTERED) {
             return unkept;
         }
         // The profile of an enclosing span may have samples of this span, and links them to these ids.
@@ -284,10 +285,9 @@ impl Engine {
         })
     }
 
-    fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite) {
+    fn add_request(&self, closing: &SpanSnapshot, callsite: &Callsite, route: Option<u64>) {
         let name = callsite.metadata.name();
-        let of_route = self.read_values(closing, FieldValues::route_hash).flatten();
-        let hash = hash_of((name, of_route));
+        let hash = hash_of((name, route));
         let facts = Facts { times: closing.account, ..Facts::default() };
         self.publish.references.totals.add(hash, &facts, || {
             let values = self.values_of(closing);
@@ -462,7 +462,6 @@ impl Engine {
         self.names.name_of(number, |plan| self.callsites.name_of(plan))
     }
 
-    /// Keeps a span while it is open.
     pub(crate) fn keep_open(
         &self,
         open: &SpanSnapshot,

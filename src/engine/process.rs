@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::error::ProfileError;
 use crate::profile::Profile;
 use crate::publish::Reply;
-use crate::span::{SpanKey, SpanSnapshot};
+use crate::span::{REGISTERED, SpanKey, SpanSnapshot};
 use crate::stats::Counters;
 use crate::sys::{SuspendCounting, Waker};
 
@@ -76,7 +76,7 @@ impl ProcessRequests {
         counters: &Counters,
         fields: impl FnOnce() -> RootFields,
     ) {
-        let is_wanted = closing.is_registered
+        let is_wanted = closing.has(REGISTERED)
             && closing.key == closing.root
             && self.wants_roots.load(Ordering::Relaxed);
         if !is_wanted {

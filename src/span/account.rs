@@ -5,36 +5,45 @@
 //! w)`. The account is the middle, with its error. The next read adds to the slot, which may belong to another span by
 //! then, so sums carry a part of their span's key.
 
-use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::race::OnceBox;
 
 use super::SpanKey;
-use crate::facts::TimeBreakdown;
-use crate::facts::{Allocations, Usage};
+use crate::facts::{Allocations, TimeBreakdown, Usage};
 use crate::sys::{Clock, SuspendCounting};
 
-/// Sums of [`Usage`] over threads.
-#[derive(Debug, Default)]
-struct UsageSums([AtomicU64; Usage::COUNTS]);
+/// Sums to which several threads add.
+#[derive(Debug)]
+pub(crate) struct Sums<const N: usize>([AtomicU64; N]);
 
-impl UsageSums {
-    fn add(&self, more: &Usage) {
-        for (sum, more) in self.0.iter().zip(more.counts()) {
+impl<const N: usize> Default for Sums<N> {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; N])
+    }
+}
+
+impl<const N: usize> Sums<N> {
+    pub(crate) fn add(&self, more: [u64; N]) {
+        for (sum, more) in self.0.iter().zip(more) {
             if more != 0 {
                 sum.fetch_add(more, Ordering::Relaxed);
             }
         }
     }
 
-    fn get(&self) -> Usage {
-        let mut sums = self.0.iter();
-        let next = |_| sums.next().map_or(0, |sum| sum.load(Ordering::Relaxed));
-        Usage::from_counts(array::from_fn(next))
+    /// Adds on the only thread that does so, without a locked instruction.
+    pub(crate) fn add_alone(&self, more: [u64; N]) {
+        for (sum, more) in self.0.iter().zip(more) {
+            sum.store(sum.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        }
     }
 
-    fn clear(&self) {
+    pub(crate) fn get(&self) -> [u64; N] {
+        self.0.each_ref().map(|sum| sum.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn clear(&self) {
         self.0.iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
     }
 }
@@ -44,10 +53,11 @@ pub(crate) fn with_inside(account: TimeBreakdown, time: InsideTime) -> TimeBreak
     if account.is_cpu_time_unknown {
         return account;
     }
+    let [on_ns, unsure_ns, sampled_ns] = time;
     TimeBreakdown {
-        subtree_on_cpu_ns: account.subtree_on_cpu_ns + time.on_ns + time.unsure_ns / 2,
-        subtree_on_cpu_error_ns: account.subtree_on_cpu_error_ns + time.unsure_ns.div_ceil(2),
-        subtree_sampled_ns: account.subtree_sampled_ns + time.sampled_ns,
+        subtree_on_cpu_ns: account.subtree_on_cpu_ns + on_ns + unsure_ns / 2,
+        subtree_on_cpu_error_ns: account.subtree_on_cpu_error_ns + unsure_ns.div_ceil(2),
+        subtree_sampled_ns: account.subtree_sampled_ns + sampled_ns,
         ..account
     }
 }
@@ -74,17 +84,14 @@ pub(crate) fn with_segment(
         }
     };
     let unsure_ns = segment_ns - ran_ns - waited_ns;
-    let (on_cpu_ns, error_ns) = (ran_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
-    TimeBreakdown {
-        on_cpu_ns: account.on_cpu_ns + on_cpu_ns,
-        on_cpu_error_ns: account.on_cpu_error_ns + error_ns,
+    let own = TimeBreakdown {
+        on_cpu_ns: account.on_cpu_ns + ran_ns + unsure_ns / 2,
+        on_cpu_error_ns: account.on_cpu_error_ns + unsure_ns.div_ceil(2),
         off_cpu_ns: account.off_cpu_ns + waited_ns + (unsure_ns - unsure_ns / 2),
         sampled_ns: account.sampled_ns + sampled_ns,
-        subtree_on_cpu_ns: account.subtree_on_cpu_ns + on_cpu_ns,
-        subtree_on_cpu_error_ns: account.subtree_on_cpu_error_ns + error_ns,
-        subtree_sampled_ns: account.subtree_sampled_ns + sampled_ns,
         ..account
-    }
+    };
+    with_inside(own, [ran_ns, unsure_ns, sampled_ns])
 }
 
 /// The parts of a time in which a thread certainly ran and certainly did not run. The rest is unknown.
@@ -113,112 +120,80 @@ impl LowerBounds {
     }
 }
 
-/// The time of segments of descendants, on threads that are not in the span.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct InsideTime {
-    pub(crate) on_ns: u64,
-    pub(crate) unsure_ns: u64,
-    pub(crate) sampled_ns: u64,
-}
+/// The time of segments of descendants, on threads that are not in the span, in nanoseconds: in which the threads
+/// certainly ran, of which that is unknown, and the part of the first that was sampled.
+pub(crate) type InsideTime = [u64; 3];
 
-impl InsideTime {
-    /// Of a segment that took `segment_ns`.
-    pub(crate) fn of(segment_ns: u64, sure: LowerBounds) -> Self {
-        let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
-        // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
-        let unsure_ns = segment_ns.saturating_sub(sure_ns).max(1);
-        Self { on_ns: sure.on_ns, unsure_ns, sampled_ns: sure.sampled_ns }
-    }
-
-    pub(crate) fn add(&mut self, more: Self) {
-        self.on_ns += more.on_ns;
-        self.unsure_ns += more.unsure_ns;
-        self.sampled_ns += more.sampled_ns;
-    }
+/// That of a segment that took `segment_ns`.
+pub(crate) fn inside_time(segment_ns: u64, sure: LowerBounds) -> InsideTime {
+    let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
+    // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.
+    [sure.on_ns, segment_ns.saturating_sub(sure_ns).max(1), sure.sampled_ns]
 }
 
 /// The times and counts of all threads that were in a span.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    sure_on_ns: Tagged,
-    sure_off_ns: Tagged,
-    sure_sampled_ns: Tagged,
+    /// [`LowerBounds`].
+    sure: Tagged,
+    /// What was awaited and the delays, in nanoseconds, and the number of awaits.
+    awaited: Tagged,
     /// Of descendants on threads that are not in this span. This span is open while they are, so the sums need no tag.
-    inside_on_ns: AtomicU64,
-    inside_unsure_ns: AtomicU64,
-    inside_sampled_ns: AtomicU64,
-    await_ns: Tagged,
-    delay_ns: Tagged,
-    awaits: Tagged,
+    pub(crate) inside: Sums<3>,
     /// For how long threads in the span were in others on their stacks, in ticks, and since when one is, or 0.
     suspended: AtomicU64,
     suspended_since: AtomicU64,
     /// What few spans have: made when first needed, left to the next in the slot. No lock, which a fork could leave held.
-    usage: OnceBox<UsageSums>,
+    usage: OnceBox<Sums<{ Usage::COUNTS }>>,
 }
 
 impl Counts {
-    /// Adds the times of a thread that is in the span. The span therefore cannot close concurrently.
-    pub(crate) fn add(&self, key: SpanKey, sure: LowerBounds) {
-        self.sure_on_ns.add(key, sure.on_ns);
-        self.sure_off_ns.add(key, sure.off_ns);
-        self.sure_sampled_ns.add(key, sure.sampled_ns);
-    }
-
-    pub(crate) fn add_usage(&self, more: &Usage) {
-        let _uncounted = SuspendCounting::begin();
-        self.usage.get_or_init(Box::default).add(more);
-    }
-
-    /// Adds segments of descendants, on threads that are not in this span.
-    pub(crate) fn add_inside(&self, time: InsideTime) {
-        add(&self.inside_on_ns, time.on_ns);
-        add(&self.inside_unsure_ns, time.unsure_ns);
-        add(&self.inside_sampled_ns, time.sampled_ns);
-    }
-
-    /// Adds the times of a thread that has left the span. The span may be closed, and its slot reused.
-    pub(crate) fn add_late(&self, key: SpanKey, sure: LowerBounds) {
-        self.sure_on_ns.add_late(key, sure.on_ns);
-        self.sure_off_ns.add_late(key, sure.off_ns);
-        self.sure_sampled_ns.add_late(key, sure.sampled_ns);
+    /// Adds the times of a thread that is in the span, which therefore cannot close concurrently, or that has left it. In
+    /// that case the span may be closed, and its slot reused.
+    pub(crate) fn add(&self, key: SpanKey, sure: LowerBounds, has_left: bool) {
+        self.sure.add(key, [sure.on_ns, sure.off_ns, sure.sampled_ns], has_left);
     }
 
     /// Adds idle time that is explained. The span may be closed, and its slot reused.
-    pub(crate) fn add_await(&self, key: SpanKey, [await_ns, delay_ns, awaits]: [u64; 3]) {
-        self.await_ns.add_late(key, await_ns);
-        self.delay_ns.add_late(key, delay_ns);
-        self.awaits.add_late(key, awaits);
+    pub(crate) fn add_await(&self, key: SpanKey, more: [u64; 3]) {
+        self.awaited.add(key, more, true);
     }
 
+    pub(crate) fn add_usage(&self, more: Usage) {
+        let _uncounted = SuspendCounting::begin();
+        self.usage.get_or_init(Box::default).add(more.counts());
+    }
+
+    /// A thread that is in the span goes on in one that is not inside it.
     pub(crate) fn suspend(&self, now: u64) {
         self.suspended_since.store(now, Ordering::Relaxed);
     }
 
+    /// The thread comes back to the span after `ticks`.
     pub(crate) fn resume(&self, ticks: u64) {
         self.suspended_since.store(0, Ordering::Relaxed);
-        add(&self.suspended, ticks);
+        self.suspended.fetch_add(ticks, Ordering::Relaxed);
     }
 
     /// For how long it was suspended until `now`.
     pub(crate) fn suspended(&self, now: u64) -> u64 {
-        let current = match get(&self.suspended_since) {
+        let current = match self.suspended_since.load(Ordering::Relaxed) {
             0 => 0,
             since => now.saturating_sub(since),
         };
-        get(&self.suspended).saturating_add(current)
+        self.suspended.load(Ordering::Relaxed).saturating_add(current)
     }
 
     pub(crate) fn clear(&self) {
-        let sure = [&self.sure_on_ns, &self.sure_off_ns, &self.sure_sampled_ns].map(|sum| &sum.0);
-        let awaits = [&self.await_ns, &self.delay_ns, &self.awaits].map(|sum| &sum.0);
-        let inside = [&self.inside_on_ns, &self.inside_unsure_ns, &self.inside_sampled_ns];
-        let suspended = [&self.suspended, &self.suspended_since];
-        let times = sure.into_iter().chain(awaits).chain(inside).chain(suspended);
-        times.for_each(|time| time.store(0, Ordering::Relaxed));
-        self.usage.get().into_iter().for_each(|usage| usage.clear());
+        self.sure.0.clear();
+        self.awaited.0.clear();
+        self.inside.clear();
+        self.suspended.store(0, Ordering::Relaxed);
+        self.suspended_since.store(0, Ordering::Relaxed);
+        self.usage.get().into_iter().for_each(Sums::clear);
     }
 
+    /// The account, without what only the slot knows.
     pub(crate) fn account(
         &self,
         clock: &Clock,
@@ -227,123 +202,77 @@ impl Counts {
         entered: u64,
         idle: u64,
     ) -> TimeBreakdown {
-        let entered_ns = clock.ns(entered);
-        let sure_on_ns = self.sure_on_ns.get(key).min(entered_ns);
-        let sure_off_ns = self.sure_off_ns.get(key).min(entered_ns - sure_on_ns);
+        let [sure_on_ns, sure_off_ns, sampled_ns] = self.sure.get(key);
+        let [await_ns, delay_ns, awaits] = self.awaited.get(key);
+        let (entered_ns, idle_ns) = (clock.ns(entered), clock.ns(idle));
+        let sure_on_ns = sure_on_ns.min(entered_ns);
+        let sure_off_ns = sure_off_ns.min(entered_ns - sure_on_ns);
         // The middle of the bounds has the smallest possible error.
         let unsure_ns = entered_ns - sure_on_ns - sure_off_ns;
-        let on_cpu_ns = sure_on_ns + unsure_ns / 2;
-        let inside_unsure_ns = get(&self.inside_unsure_ns);
-        let (error_ns, sampled_ns) =
-            (unsure_ns.div_ceil(2), self.sure_sampled_ns.get(key).min(sure_on_ns));
-        let idle_ns = clock.ns(idle);
-        let delay_ns = self.delay_ns.get(key).min(idle_ns);
-        TimeBreakdown {
+        let (on_cpu_ns, error_ns) = (sure_on_ns + unsure_ns / 2, unsure_ns.div_ceil(2));
+        let sampled_ns = sampled_ns.min(sure_on_ns);
+        let delay_ns = delay_ns.min(idle_ns);
+        let usage = self.usage.get().map(|usage| Usage::from_counts(usage.get()));
+        let own = TimeBreakdown {
             wall_ns: clock.ns(wall),
             on_cpu_ns,
             on_cpu_error_ns: error_ns,
             sampled_ns,
-            subtree_on_cpu_ns: on_cpu_ns + get(&self.inside_on_ns) + inside_unsure_ns / 2,
-            subtree_on_cpu_error_ns: error_ns + inside_unsure_ns.div_ceil(2),
-            subtree_sampled_ns: sampled_ns + get(&self.inside_sampled_ns),
+            subtree_on_cpu_ns: on_cpu_ns,
+            subtree_on_cpu_error_ns: error_ns,
+            subtree_sampled_ns: sampled_ns,
             off_cpu_ns: entered_ns - on_cpu_ns,
             idle_ns,
-            await_ns: self.await_ns.get(key).min(idle_ns - delay_ns),
+            await_ns: await_ns.min(idle_ns - delay_ns),
             delay_ns,
-            awaits: self.awaits.get(key),
-            usage: self.usage.get().map_or_else(Usage::default, |usage| usage.get()),
-            // The slot has these.
-            after_last_exit_ns: 0,
-            other_spans_ns: 0,
-            own_allocations: None,
-            allocations: None,
-            is_cpu_time_unknown: false,
-        }
+            awaits,
+            usage: usage.unwrap_or_default(),
+            ..TimeBreakdown::default()
+        };
+        with_inside(own, self.inside.get())
     }
 }
 
 /// What was allocated in a span. Only hooks of threads in it, or that close spans inside it, add to it.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationSums {
-    /// Only the thread that opened the span writes it, so no locked instruction is needed.
-    of_owner: [AtomicU64; 4],
-    of_others: [AtomicU64; 4],
-    inside: [AtomicU64; 4],
+    /// Only the thread that opened the span adds to it.
+    pub(crate) of_owner: Sums<{ Allocations::COUNTS }>,
+    pub(crate) of_others: Sums<{ Allocations::COUNTS }>,
+    pub(crate) inside: Sums<{ Allocations::COUNTS }>,
     /// The span may have to be kept if it allocates more bytes, or more often. Only set if its rule judges that.
-    limits: [AtomicU64; 2],
+    pub(crate) limits: [AtomicU64; 2],
 }
 
 impl AllocationSums {
-    pub(crate) fn add_of_owner(&self, more: Allocations) {
-        let more = counts(more);
-        for (sum, more) in self.of_owner.iter().zip(more) {
-            sum.store(get(sum).wrapping_add(more), Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn add_of_others(&self, more: Allocations) {
-        add_allocations(&self.of_others, more);
-    }
-
-    pub(crate) fn add_inside(&self, more: Allocations) {
-        add_allocations(&self.inside, more);
-    }
-
-    #[inline(always)]
-    pub(crate) fn set_limits(&self, bytes: u64, allocations: u64) {
-        let [most_bytes, most_allocations] = &self.limits;
-        most_bytes.store(bytes, Ordering::Relaxed);
-        most_allocations.store(allocations, Ordering::Relaxed);
-    }
-
     pub(crate) fn exceed_limits(&self) -> bool {
-        let [bytes, allocations] = self.limits.each_ref().map(get);
+        let [bytes, allocations] = self.limits.each_ref().map(|it| it.load(Ordering::Relaxed));
         let all = self.all();
         all.allocated_bytes > bytes || all.allocations > allocations
     }
 
     pub(crate) fn own(&self) -> Allocations {
-        get_allocations(&self.of_owner).and(get_allocations(&self.of_others))
+        let [of_owner, of_others] =
+            [&self.of_owner, &self.of_others].map(|sums| Allocations::from_counts(sums.get()));
+        of_owner.and(of_others)
     }
 
     /// Returns the allocations of the span and of the spans inside it.
     pub(crate) fn all(&self) -> Allocations {
-        self.own().and(get_allocations(&self.inside))
+        self.own().and(Allocations::from_counts(self.inside.get()))
     }
 
     pub(crate) fn clear(&self) {
-        let sums = self.of_owner.iter().chain(&self.of_others).chain(&self.inside);
-        sums.for_each(|sum| sum.store(0, Ordering::Relaxed));
+        for sums in [&self.of_owner, &self.of_others, &self.inside] {
+            sums.clear();
+        }
     }
 }
 
-fn counts(of: Allocations) -> [u64; 4] {
-    [of.allocated_bytes, of.allocations, of.freed_bytes, of.frees]
-}
-
-fn add_allocations(sums: &[AtomicU64; 4], more: Allocations) {
-    sums.iter().zip(counts(more)).for_each(|(sum, more)| add(sum, more));
-}
-
-fn get_allocations(sums: &[AtomicU64; 4]) -> Allocations {
-    let [allocated_bytes, allocations, freed_bytes, frees] = sums.each_ref().map(get);
-    Allocations { allocated_bytes, allocations, freed_bytes, frees }
-}
-
-fn add(to: &AtomicU64, value: u64) {
-    if value != 0 {
-        to.fetch_add(value, Ordering::Relaxed);
-    }
-}
-
-fn get(from: &AtomicU64) -> u64 {
-    from.load(Ordering::Relaxed)
-}
-
-/// A sum that belongs to one span: 16 bits of the span's key and 48 bits of nanoseconds. Values are capped at 47 bits
-/// (39 hours). Late amounts of another span are not added.
+/// Sums that belong to one span: each is 16 bits of the span's key and 48 bits of value. Values are capped at 47 bits
+/// (39 hours in nanoseconds). Late amounts of another span are not added.
 #[derive(Debug, Default)]
-struct Tagged(AtomicU64);
+struct Tagged(Sums<3>);
 
 const TAG_SHIFT: u32 = 48;
 const VALUE: u64 = (1 << TAG_SHIFT) - 1;
@@ -354,35 +283,26 @@ impl Tagged {
         (key.get() | 1 << (u64::BITS - TAG_SHIFT - 1)) << TAG_SHIFT
     }
 
-    /// For a thread that is in the span. Replaces whatever an earlier span left here.
-    fn add(&self, key: SpanKey, value: u64) {
-        if value == 0 {
-            return;
+    /// A thread that is in the span replaces whatever an earlier span left here; one that has left it does not.
+    fn add(&self, key: SpanKey, more: [u64; 3], has_left: bool) {
+        let tag = Self::tag(key);
+        for (sum, more) in self.0.0.iter().zip(more).filter(|(_, more)| *more != 0) {
+            let add = |sum: u64| {
+                let before = match sum & !VALUE == tag {
+                    // Capped so that another value can be added.
+                    true => (sum & VALUE).min(VALUE / 2),
+                    false if sum == 0 || !has_left => 0,
+                    false => return None,
+                };
+                Some(tag | (before + more.min(VALUE / 2)))
+            };
+            _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         }
-        let add = |sum| Some(Self::sum(key, sum).unwrap_or(Self::tag(key)) + value.min(VALUE / 2));
-        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// For a thread that has left the span.
-    fn add_late(&self, key: SpanKey, value: u64) {
-        if value == 0 {
-            return;
-        }
-        let add = |sum| {
-            let sum = if sum == 0 { Some(Self::tag(key)) } else { Self::sum(key, sum) };
-            sum.map(|sum| sum + value.min(VALUE / 2))
-        };
-        _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-    }
-
-    /// The sum if it belongs to this span, capped so that another value can be added.
-    fn sum(key: SpanKey, sum: u64) -> Option<u64> {
-        (sum & !VALUE == Self::tag(key)).then_some(sum & !VALUE | (sum & VALUE).min(VALUE / 2))
-    }
-
-    fn get(&self, key: SpanKey) -> u64 {
-        let sum = self.0.load(Ordering::Relaxed);
-        if sum & !VALUE == Self::tag(key) { sum & VALUE } else { 0 }
+    fn get(&self, key: SpanKey) -> [u64; 3] {
+        let tag = Self::tag(key);
+        self.0.get().map(|sum| if sum & !VALUE == tag { sum & VALUE } else { 0 })
     }
 }
 
@@ -462,8 +382,8 @@ mod tests {
     #[test]
     fn the_account_is_the_middle_of_its_bounds() {
         let counts = Counts::default();
-        counts.add(key(1), sure(20, 0));
-        counts.add_late(key(1), LowerBounds { on_ns: 40, off_ns: 10, sampled_ns: 0 });
+        counts.add(key(1), sure(20, 0), false);
+        counts.add(key(1), sure(40, 10), true);
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.on_cpu_error_ns), (75, 15));
         assert_eq!(account.off_cpu_ns, 25);
@@ -472,8 +392,8 @@ mod tests {
     #[test]
     fn neither_time_exceeds_the_time_entered() {
         let counts = Counts::default();
-        counts.add(key(1), sure(60, u64::MAX));
-        counts.add(key(1), sure(0, u64::MAX));
+        counts.add(key(1), sure(60, u64::MAX), false);
+        counts.add(key(1), sure(0, u64::MAX), false);
         let account = counts.account(&Clock::nanoseconds(), key(1), 100, 100, 0);
         assert_eq!((account.on_cpu_ns, account.off_cpu_ns, account.on_cpu_error_ns), (60, 40, 0));
     }
@@ -486,14 +406,14 @@ mod tests {
             account.on_cpu_ns - account.on_cpu_error_ns
         };
         let counts = Counts::default();
-        counts.add(key(2), sure(100, 0));
-        counts.add_late(key(1), late);
+        counts.add(key(2), sure(100, 0), false);
+        counts.add(key(1), late, true);
         assert_eq!(on_cpu_ns(&counts), 100);
         // The late amount arrives first.
         let counts = Counts::default();
-        counts.add_late(key(1), late);
+        counts.add(key(1), late, true);
         assert_eq!(on_cpu_ns(&counts), 0);
-        counts.add(key(2), sure(100, 0));
+        counts.add(key(2), sure(100, 0), false);
         assert_eq!(on_cpu_ns(&counts), 100);
     }
 }

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::account::{InsideTime, LowerBounds};
+use super::account::{LowerBounds, inside_time};
 use super::children::{CHILD_CLOSES, ChildClose};
-use super::local::{ThreadState, put, take};
+use super::flags::{
+    ADDED_UP, AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
+    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT,
+};
+use super::local::{ThreadState, with_state};
 use super::sample_counts::SampleCounts;
 use super::segment::{DEEPEST, DETACHED, JUDGED_ABOVE, READS_CPU, SWITCHED, Segment};
-use super::slot::{
-    ADDED_UP, AGED, ALWAYS_JUDGED, CPU_UNKNOWN, FORCED, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU,
-    JUDGES_SUBTREE, REFERENCE, REFERENCE_SHIFT, Slot,
-};
+use super::slot::Slot;
 use super::{InnermostSpan, RegistryId, SpanKey, Spans};
 use crate::sampler::{NEVER, ThreadShared};
 use crate::stats::Counters;
@@ -21,54 +22,49 @@ impl Spans {
     /// Makes a new span a reference, which was chosen with that probability, as a power of one half: threads in it are
     /// sampled from their first enter on, and it is judged when it closes.
     pub(crate) fn make_reference(&self, id: RegistryId, halvings: u8) {
-        if let Some(slot) = self.table.get(id) {
-            let most = REFERENCE >> REFERENCE_SHIFT;
-            slot.set((u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT | ALWAYS_JUDGED);
-            slot.attach_at_enter();
-        }
+        let most = REFERENCE >> REFERENCE_SHIFT;
+        self.mark(id, (u32::from(halvings) + 1).min(most) << REFERENCE_SHIFT);
     }
 
-    /// Judges a new span when it closes, so that it can be added up.
+    /// Sets flags of a new span, which is judged when it closes. Unless it is only added up, threads are sampled in it.
     #[cold]
-    pub(crate) fn add_up(&self, id: RegistryId) {
+    pub(crate) fn mark(&self, id: RegistryId, flags: u32) {
         if let Some(slot) = self.table.get(id) {
-            slot.set(ADDED_UP | ALWAYS_JUDGED);
+            slot.set(flags | ALWAYS_JUDGED);
+            if flags != ADDED_UP {
+                slot.attach_at_enter();
+            }
         }
     }
 
     /// Keeps this thread's innermost profiled span, whatever its rule says, and samples it. False if there is none.
     pub(crate) fn force_current(&self) -> bool {
-        let Some(mut state) = take(self.layer) else { return false };
-        let is_forced = self.force_top(&mut state).is_some();
-        put(state);
-        is_forced
+        let force = |state: &mut ThreadState| {
+            let slot = state.top()?.slot(&self.table)?;
+            slot.set(FORCED | ALWAYS_JUDGED);
+            slot.attach_at_enter();
+            let (has_turned, now) = (state.begin_hook(), self.clock.now());
+            if has_turned {
+                self.sync_accounts(state, now);
+            }
+            _ = state.top_mut().map(|top| top.samples_from = now);
+            if !state.is_attached {
+                self.enter_old(state, &slot, false, now);
+            }
+            state.end_hook(now);
+            Some(())
+        };
+        with_state(self.layer, force).flatten().is_some()
     }
 
     /// Whether this thread is in a span that is one of the deepest, so that no more may be created here.
     #[cold]
     pub(crate) fn is_too_deep(&self) -> bool {
-        let Some(state) = take(self.layer) else { return false };
-        let is_too_deep = state.top().is_some_and(Segment::is_deepest);
-        put(state);
+        let is_too_deep =
+            with_state(self.layer, |state| state.top().is_some_and(Segment::is_deepest));
+        let is_too_deep = is_too_deep.unwrap_or(false);
         Counters::add(&self.counters.spans.declined_too_deep, is_too_deep.into());
         is_too_deep
-    }
-
-    fn force_top(&self, state: &mut ThreadState) -> Option<()> {
-        let (id, key) = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)))?;
-        let slot = self.table.get(id).filter(|slot| slot.raw_key() == key)?;
-        slot.set(FORCED | ALWAYS_JUDGED);
-        slot.attach_at_enter();
-        let (has_turned, now) = (state.begin_hook(), self.clock.now());
-        if has_turned {
-            self.sync_accounts(state, now);
-        }
-        state.make_old(now);
-        if !state.is_attached {
-            self.enter_old(state, &slot, false, now);
-        }
-        state.end_hook(now);
-        Some(())
     }
 
     /// The enter if something must be synced first, or if the exit has to record more than the segment's length.
@@ -192,10 +188,10 @@ impl Spans {
         (now, ticks): (u64, u64),
         sure: LowerBounds,
     ) {
-        let time = InsideTime::of(self.clock.ns(ticks), sure);
+        let time = inside_time(self.clock.ns(ticks), sure);
         let visited = self.for_detached(&state.inside, slot, |ancestor| {
             // An ancestor that the thread is in has this time in its own segment. Other segments below it were suspended.
-            let is_detached = ancestor.id().is_some_and(|id| !state.is_in(id));
+            let is_detached = ancestor.id().is_some_and(|id| state.depth_of(id).is_none());
             if is_detached {
                 state.inside.add(&self.table, ancestor, ticks, time);
                 if state.cpu_unknown {
@@ -247,21 +243,7 @@ impl Spans {
     pub(crate) fn samples_allocations(&self, span: &InnermostSpan, samples_from: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
         let judges = |slot: &Slot| slot.flags() & JUDGES_ALLOCATIONS != 0;
-        let mut is_sampled = judges(&slot) || self.clock.now() >= samples_from;
-        if !is_sampled {
-            self.for_ancestors(&slot, |ancestor| {
-                is_sampled = judges(ancestor);
-                !is_sampled
-            });
-        }
-        is_sampled
-    }
-
-    /// Whether a span that opens now inside that one counts, unless the thread is in an old span: if the one around it
-    /// counts, or has been open for so long that its awaits are sampled. A request that awaits does not grow old otherwise.
-    #[inline]
-    pub(super) fn counts_children(&self, around: &Slot, now: u64) -> bool {
-        around.flags() & IS_COUNTED != 0 || around.is_old_as_open(now)
+        judges(&slot) || self.clock.now() >= samples_from || self.is_in_one(&slot, judges)
     }
 
     /// From when on a span is old, or one around it, by what threads that are in them have published: 0 or never.
@@ -287,7 +269,7 @@ impl Spans {
         if slot.flags() & IS_COUNTED != 0 {
             return Some(slot.opened());
         }
-        let around = slot.parent().and_then(|id| self.table.get(id));
+        let around = self.table.parent_of(slot);
         around.filter(|it| it.is_old_as_open(now)).map(|it| it.old_as_open_at())
     }
 
@@ -303,10 +285,10 @@ impl Spans {
                 from: if owner.is_sampled_from_start() { 0 } else { from },
             })
         };
-        let mut next = slot.parent().and_then(|id| self.table.get(id));
+        let mut next = self.table.parent_of(slot);
         for _ in 0..DEEPEST {
             let Some(owner) = next else { return };
-            next = owner.parent().and_then(|id| self.table.get(id));
+            next = self.table.parent_of(&owner);
             if next.as_ref().is_some_and(|around| !around.is_open_for_long(owner.opened())) {
                 continue;
             }
@@ -347,10 +329,13 @@ impl Spans {
         self.child_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether that span is open, slow by its rule, and a request.
+    /// Whether that span is open, slow by its rule, and not open for so long that it contains requests.
     pub(crate) fn is_slow_request(&self, id: RegistryId, key: SpanKey) -> bool {
-        let slot = self.table.get(id).filter(|slot| slot.key() == Some(key));
-        slot.is_some_and(|slot| slot.is_slow_request(self.clock.now()))
+        let (slot, now) = (self.table.find(id, key.get()), self.clock.now());
+        slot.is_some_and(|slot| {
+            let judge_after = slot.judge_after.load(Ordering::Relaxed);
+            now.saturating_sub(slot.opened()) > judge_after && !slot.is_open_for_long(now)
+        })
     }
 
     /// Whether spans can be looked up without waiting for a lock.
@@ -360,6 +345,7 @@ impl Spans {
 
     /// Counts an allocation as a sample of its span. Returns false if the span cannot be registered with the collector.
     pub(crate) fn report_allocation(&self, span: &InnermostSpan) -> bool {
-        self.register_with_collector(span.id, SampleCounts::ALLOCATION)
+        let slot = self.slot_of(span);
+        slot.is_some_and(|slot| self.register_with_collector(&slot, SampleCounts::ALLOCATION))
     }
 }

@@ -5,18 +5,19 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::first_run::{FirstPoll, PollingFirst};
-use super::local::{ObservedPoll, ThreadState, put, take};
+use super::flags::{ALWAYS_JUDGED, OBSERVED, SHOWS_FIELDS};
+use super::local::{ObservedPoll, ThreadState, with_state};
 use super::sample_counts::SampleCounts;
-use super::segment::{IDLE_BEFORE, NESTED, SUSPENDED, Segment};
-use super::slot::{ALWAYS_JUDGED, OBSERVED, SHOWS_FIELDS, Slot};
+use super::segment::{DETACHED, IDLE_BEFORE, NESTED, SUSPENDED};
+use super::slot::Slot;
 use super::spans::{IdleCause, SpanEvent};
+use super::table::SlotRef;
 use super::{RegistryId, SpanKey, Spans};
 use crate::stats::Counters;
 
 /// The innermost span that a thread is in, which becomes idle when the thread leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InnermostSpan {
-    /// The number of the layer.
     pub(crate) layer: u32,
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
@@ -32,7 +33,7 @@ impl InnermostSpan {
         let around = entered.filter(|segment| !segment.has(SUSPENDED) && !segment.has(NESTED));
         // The thread is not in the parent of a detached one, but leaves that one together with those in it.
         let mut detached = around.clone();
-        let around = match detached.position(Segment::is_detached) {
+        let around = match detached.position(|segment| segment.has(DETACHED)) {
             Some(at) => at + 1,
             None => around.count(),
         };
@@ -77,7 +78,6 @@ pub(crate) fn take_first_entered() -> Option<FirstEntered> {
 pub(crate) struct OtherSpan {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The number of its plan.
     pub(crate) plan: u64,
 }
 
@@ -218,7 +218,9 @@ impl Spans {
         if delay == 0 {
             return;
         }
-        slot.count_await(slot.raw_key(), [0, self.clock.ns(delay), 0]);
+        if let Some(key) = slot.key() {
+            slot.counts().add_await(key, [0, self.clock.ns(delay), 0]);
+        }
         let last = state.last_long;
         let overlap = last.to.min(began).saturating_sub(last.from.max(since));
         let behind = last.span.filter(|_| overlap > delay / 2);
@@ -227,111 +229,108 @@ impl Spans {
 
     /// What runs for the first time on this thread is inside of that span, which was entered just before.
     pub(crate) fn note_first_run(&self, FirstEntered { span, at }: &FirstEntered) {
-        let Some(mut state) = take(self.layer) else { return };
-        let is_top = state.top().is_some_and(|top| top.key == span.key.get() && top.entered == *at);
-        if let (true, Some(run)) = (is_top, PollingFirst::here())
-            && let Some(slot) = self.slot_of(span)
-        {
-            self.count_first_run(&mut state, &slot, run, *at);
-        }
-        put(state);
+        _ = with_state(self.layer, |state| {
+            let top = state.top().filter(|top| top.key == span.key.get() && top.entered == *at);
+            if let (Some(_), Some(run)) = (top, PollingFirst::here())
+                && let Some(slot) = self.slot_of(span)
+            {
+                self.count_first_run(state, &slot, run, *at);
+            }
+        });
     }
 
     /// Reports idle time that was noted, and that nothing has explained since.
-    #[inline]
     pub(super) fn report_idle(&self, state: &mut ThreadState) {
-        if let Some(unexplained) = state.unexplained.take() {
-            self.send_idle(&unexplained);
-        }
-    }
-
-    #[cold]
-    fn send_idle(&self, Unexplained { span, idle, until, cause }: &Unexplained) {
-        let since = until.saturating_sub(*idle);
-        let report = || match cause {
-            IdleCause::NotObserved => self.report_idle_inside(span),
-            IdleCause::NotBegun { .. } => self.report_await(span),
+        let Some(Unexplained { span, idle, until, cause }) = state.unexplained.take() else {
+            return;
         };
-        if self.is_old_await(span, since, *until) && report() {
-            let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(*idle));
-            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause: *cause };
+        let since = until.saturating_sub(idle);
+        let report = || match cause {
+            IdleCause::NotObserved => self.report_idle_inside(&span),
+            IdleCause::NotBegun { .. } => self.report_await(&span),
+        };
+        if self.is_old_await(&span, since, until) && report() {
+            let (since_ns, idle_ns) = (self.clock.raw_ns(since), self.clock.ns(idle));
+            let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause };
             self.counted(self.span_events.push(idle).is_ok());
         }
     }
 
-    /// The number of the layer.
     pub(crate) fn layer(&self) -> u32 {
         self.layer
     }
 
-    pub(super) fn slot_of(
+    pub(super) fn slot_of(&self, span: &InnermostSpan) -> Option<SlotRef<'_>> {
+        self.table.find(span.id, span.key.get())
+    }
+
+    /// Whether that holds for a span around that one.
+    pub(super) fn is_in_one(&self, slot: &Slot, mut is_it: impl FnMut(&Slot) -> bool) -> bool {
+        let mut is_in = false;
+        self.for_ancestors(slot, |ancestor| {
+            is_in = is_it(ancestor);
+            !is_in
+        });
+        is_in
+    }
+
+    /// Visits the spans that were left together with that one, from the inside out, until `visit` returns false.
+    fn for_left_with(
         &self,
         span: &InnermostSpan,
-    ) -> Option<impl std::ops::Deref<Target = Slot>> {
-        self.table.get(span.id).filter(|slot| slot.key() == Some(span.key))
+        slot: &Slot,
+        mut visit: impl FnMut(&Slot, InnermostSpan) -> bool,
+    ) {
+        let mut around = span.around;
+        self.for_ancestors(slot, |ancestor| {
+            around = around.saturating_sub(1);
+            let ids = ancestor.id().zip(ancestor.key()).filter(|_| around > 0);
+            ids.is_some_and(|(id, key)| {
+                visit(ancestor, InnermostSpan { id, key, around, ..*span }) && around > 1
+            })
+        });
     }
 
     /// Adds idle time that is explained to the accounts of a span and those that were left together with it: what was
     /// awaited and the delays, in ticks. `idle` says how much of each, by id.
     pub(crate) fn count_await(&self, span: &InnermostSpan, idle: impl Fn(RegistryId) -> [u64; 3]) {
-        let count = |slot: &Slot, id: RegistryId, key: u64| {
-            let [awaited, delayed, awaits] = idle(id);
+        let count = |slot: &Slot, span: InnermostSpan| {
+            let [awaited, delayed, awaits] = idle(span.id);
             let [await_ns, delay_ns] = [awaited, delayed].map(|ticks| self.clock.ns(ticks));
-            slot.count_await(key, [await_ns, delay_ns, awaits]);
+            slot.counts().add_await(span.key, [await_ns, delay_ns, awaits]);
+            true
         };
         let Some(slot) = self.slot_of(span) else { return };
-        count(&slot, span.id, span.key.get());
-        let mut around = span.around;
-        self.for_ancestors(&slot, |ancestor| {
-            around = around.saturating_sub(1);
-            if let (true, Some(id)) = (around > 0, ancestor.id()) {
-                count(ancestor, id, ancestor.raw_key());
-            }
-            around > 1
-        });
+        count(&slot, *span);
+        self.for_left_with(span, &slot, count);
     }
 
     /// The outermost of the spans that were left together with this one and are not open for long; `None` if it has
     /// closed.
     pub(crate) fn outermost_of(&self, span: &InnermostSpan) -> Option<InnermostSpan> {
         let slot = self.slot_of(span)?;
-        let mut outermost = InnermostSpan { around: 1, ..*span };
-        let (mut around, now) = (span.around, self.clock.now());
-        self.for_ancestors(&slot, |ancestor| {
-            around = around.saturating_sub(1);
+        let (mut outermost, now) = (*span, self.clock.now());
+        self.for_left_with(span, &slot, |ancestor, it| {
             // The requests of a connection do not belong together.
-            around = if ancestor.is_open_for_long(now) { 0 } else { around };
-            if let (true, Some((id, key))) = (around > 0, ancestor.id().zip(ancestor.key())) {
-                outermost = InnermostSpan { id, key, ..outermost };
-            }
-            around > 1
+            let is_in = !ancestor.is_open_for_long(now);
+            outermost = if is_in { it } else { outermost };
+            is_in
         });
-        Some(outermost)
+        Some(InnermostSpan { around: 1, ..outermost })
     }
 
     /// Whether a span is one of these, or inside one.
     pub(crate) fn is_in_any(&self, span: &InnermostSpan, of: &HashSet<SpanKey>) -> bool {
-        let mut is_in = of.contains(&span.key);
-        if let Some(slot) = self.slot_of(span).filter(|_| !is_in) {
-            self.for_ancestors(&slot, |ancestor| {
-                is_in = ancestor.key().is_some_and(|key| of.contains(&key));
-                !is_in
-            });
-        }
-        is_in
+        let is_one = |slot: &Slot| slot.key().is_some_and(|key| of.contains(&key));
+        of.contains(&span.key)
+            || self.slot_of(span).is_some_and(|slot| self.is_in_one(&slot, is_one))
     }
 
     /// Whether a span is inside another one, or inside any if there is no other.
     pub(crate) fn is_inside(&self, span: &InnermostSpan, other: Option<&InnermostSpan>) -> bool {
         let Some(other) = other else { return true };
-        let mut is_inside = false;
-        if let Some(slot) = self.slot_of(span).filter(|_| span.key != other.key) {
-            self.for_ancestors(&slot, |ancestor| {
-                is_inside = ancestor.key() == Some(other.key);
-                !is_inside
-            });
-        }
-        is_inside
+        let is_it = |slot: &Slot| slot.key() == Some(other.key);
+        span.key != other.key && self.slot_of(span).is_some_and(|slot| self.is_in_one(&slot, is_it))
     }
 
     /// The idle time until `now` of the span with that id (as a number); `None` if it has closed.
@@ -357,14 +356,10 @@ impl Spans {
             return;
         };
         slot.set_once(OBSERVED);
-        let mut left = span.around;
-        self.for_ancestors(&slot, |ancestor| {
-            left = left.saturating_sub(1);
-            if let (true, Some((id, key))) = (left > 0, ancestor.id().zip(ancestor.key())) {
-                ancestor.set_once(OBSERVED);
-                around.push(InnermostSpan { id, key, around: left, ..*span });
-            }
-            left > 1 && around.len() < MOST_AROUND
+        self.for_left_with(span, &slot, |ancestor, it| {
+            ancestor.set_once(OBSERVED);
+            around.push(it);
+            around.len() < MOST_AROUND
         });
     }
 
@@ -375,7 +370,6 @@ impl Spans {
         }
     }
 
-    /// Whether that span is open.
     pub(crate) fn is_open_span(&self, span: &InnermostSpan) -> bool {
         self.slot_of(span).is_some()
     }
@@ -385,27 +379,19 @@ impl Spans {
     /// very long (a connection, `main`) does not make others old.
     pub(crate) fn is_old_await(&self, span: &InnermostSpan, since: u64, now: u64) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        let mut is_old = now.saturating_sub(since) >= slot.old_as_open_after();
-        let mut check = |slot: &Slot| {
-            is_old |= slot.is_old_as_open(now);
-            !is_old
-        };
-        if check(&slot) {
-            self.for_ancestors(&slot, check);
-        }
-        is_old
+        let is_old = |slot: &Slot| slot.is_old_as_open(now);
+        now.saturating_sub(since) >= slot.old_as_open_after()
+            || is_old(&slot)
+            || self.is_in_one(&slot, is_old)
     }
 
     /// Counts idle time that nothing explains as a sample of the spans around the one that was idle: only of these it is
     /// worth a profile. Returns false if the spans cannot be registered.
     fn report_idle_inside(&self, span: &InnermostSpan) -> bool {
         let Some(slot) = self.slot_of(span) else { return false };
-        self.counted(
-            self.registers(&slot)
-                && slot
-                    .parent()
-                    .is_none_or(|parent| self.register_with_collector(parent, SampleCounts::AWAIT)),
-        )
+        let register =
+            |around: SlotRef<'_>| self.register_with_collector(&around, SampleCounts::AWAIT);
+        self.counted(self.registers(&slot) && self.table.parent_of(&slot).is_none_or(register))
     }
 
     /// The model of the tests has no such reports.
@@ -418,8 +404,8 @@ impl Spans {
     /// Counts an await as a sample of its span. Returns false if the span has closed, or cannot be registered, which is
     /// counted.
     pub(crate) fn report_await(&self, span: &InnermostSpan) -> bool {
-        self.slot_of(span).is_some()
-            && self.counted(self.register_with_collector(span.id, SampleCounts::AWAIT))
+        let register = |slot: SlotRef<'_>| self.register_with_collector(&slot, SampleCounts::AWAIT);
+        self.slot_of(span).is_some_and(|slot| self.counted(register(slot)))
     }
 
     /// Counts an await that cannot be sent because the collector is behind.

@@ -1,7 +1,8 @@
 //! Which spans count among those inside another one.
 
 use super::SpanKey;
-use super::slot::{CHOSEN, FORCED, HAS_FIELDS, Slot};
+use super::flags::{CHOSEN, FORCED, HAS_FIELDS};
+use super::slot::Slot;
 
 /// The close of a span that counts among those inside another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +39,6 @@ impl Slot {
     #[inline]
     pub(super) fn is_old_as_open(&self, now: u64) -> bool {
         now >= self.old_as_open_at() && !self.is_open_for_long(now)
-    }
-
-    /// Whether the span is slow by its rule at `now`, and not open for so long that it contains requests.
-    pub(super) fn is_slow_request(&self, now: u64) -> bool {
-        let judge_after = self.judge_after.load(std::sync::atomic::Ordering::Relaxed);
-        now.saturating_sub(self.opened()) > judge_after && !self.is_open_for_long(now)
     }
 
     /// Whether it samples threads from their first enter on, since it was created.

@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use super::account::with_inside;
-use super::local::{put, take};
+use super::flags::{HAS_SUMS, REFERENCE, REFERENCE_SHIFT, REGISTERED};
+use super::local::with_state;
 use super::sample_counts::SampleCounts;
-use super::slot::{REFERENCE, REFERENCE_SHIFT, REGISTERED, Slot};
+use super::slot::Slot;
 use super::spans::SpanEvent;
 use super::{RegistryId, SpanKey, Spans, TraceIds};
 use crate::facts::TimeBreakdown;
@@ -25,8 +26,6 @@ pub(crate) struct SpanSnapshot {
     /// When it closed, in ticks.
     pub(crate) closed_at: u64,
     pub(crate) account: TimeBreakdown,
-    /// The collector knows the span, because a sample fell in it or in a descendant.
-    pub(crate) is_registered: bool,
 }
 
 impl SpanSnapshot {
@@ -36,7 +35,6 @@ impl SpanSnapshot {
         Some(1_u64.checked_shl(halvings).unwrap_or(u64::MAX))
     }
 
-    /// Whether one of these flags is set.
     pub(crate) fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
@@ -47,7 +45,6 @@ impl SpanSnapshot {
 pub(crate) struct Ancestor {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The span is or was entered.
     pub(crate) was_entered: bool,
     /// The span was open for long at the time in question, as a connection or `main` is.
     pub(crate) is_long: bool,
@@ -81,10 +78,17 @@ impl Spans {
                     slot.release();
                     return false;
                 }
-                self.close_slowly(slot, now, judge)
+                self.close_slowly(slot, now, judge, || slot.release())
             }
             None => self.table.may_overflow(id) && self.close_overflow(id, judge),
         }
+    }
+
+    #[cold]
+    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
+        let Some(slot) = self.table.get_overflow(id) else { return false };
+        let release = || self.table.release_overflow(id, &slot);
+        self.close_slowly(&slot, self.clock.now(), judge, release)
     }
 
     /// The close of a span that must be judged, that counts in another, or that has allocated.
@@ -94,60 +98,44 @@ impl Spans {
         slot: &Slot,
         now: u64,
         judge: impl FnOnce(&SpanSnapshot) -> Verdict,
+        release: impl FnOnce(),
     ) -> bool {
-        let closing = self.close_slot(slot, now);
-        let has_many = self.pass_up_to_ancestors(slot, now);
-        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
-        slot.release();
-        self.note_reported(reported) || has_many
-    }
-
-    #[cold]
-    fn close_overflow(&self, id: RegistryId, judge: impl FnOnce(&SpanSnapshot) -> Verdict) -> bool {
-        let Some(slot) = self.table.get_overflow(id) else { return false };
-        let now = self.clock.now();
-        let closing = self.close_slot(&slot, now);
-        let has_many = self.pass_up_to_ancestors(&slot, now);
-        let reported = closing.map(|closing| self.reported(&closing, judge(&closing)));
-        self.table.release_overflow(id, &slot);
-        self.note_reported(reported) || has_many
-    }
-
-    /// What a span that closes leaves in those around it. Returns whether the collector should read it soon.
-    #[inline(always)]
-    fn pass_up_to_ancestors(&self, slot: &Slot, now: u64) -> bool {
+        if slot.flags() & HAS_SUMS != 0 {
+            slot.unset(HAS_SUMS);
+            self.counts.lock().move_sums_of(slot);
+        }
+        let closing =
+            if slot.must_be_judged(now) { self.close_for_verdict(slot, now) } else { None };
         self.pass_up_allocations(slot);
-        let Some(from) = self.counts_from(slot, now) else { return false };
-        self.report_child(slot, from, now);
-        self.has_many_child_closes()
+        let counts_from = self.counts_from(slot, now);
+        if let Some(from) = counts_from {
+            self.report_child(slot, from, now);
+        }
+        let has_many = counts_from.is_some() && self.has_many_child_closes();
+        let reported = closing.map(|closing| {
+            let Verdict { must_notify, ids } = judge(&closing);
+            let closed_ns = closing.opened_ns + closing.account.wall_ns;
+            let event = SpanEvent::Closed { key: closing.key, ids, closed_ns };
+            let must_report = must_notify || closing.has(REGISTERED);
+            !must_report || self.span_events.push(event).is_ok()
+        });
+        release();
+        if reported == Some(false) {
+            // Release: a thread that reads true finds the slot released.
+            self.event_lost.store(true, Ordering::Release);
+        }
+        reported.is_some() || has_many
     }
 
     /// What was allocated in a span that closes was allocated inside its parent, which is still open.
     #[inline(always)]
     fn pass_up_allocations(&self, slot: &Slot) {
         if let Some(all) = slot.allocations() {
-            match slot.parent().and_then(|parent| self.table.get(parent)) {
+            match self.table.parent_of(slot) {
                 Some(parent) => parent.count_allocations_inside(all),
                 None => self.counters.add_allocations(all),
             }
         }
-    }
-
-    #[inline(always)]
-    fn note_reported(&self, reported: Option<bool>) -> bool {
-        if reported == Some(false) {
-            // Release: a thread that reads true finds the slot released.
-            self.event_lost.store(true, Ordering::Release);
-        }
-        reported.is_some()
-    }
-
-    #[inline(always)]
-    fn close_slot(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
-        if slot.take_has_sums() {
-            self.counts.lock().move_sums_of(slot);
-        }
-        if slot.must_be_judged(now) { self.close_for_verdict(slot, now) } else { None }
     }
 
     /// A span that is closing and those around it, from the inside out. `at` is when it matters how long they were open.
@@ -172,44 +160,32 @@ impl Spans {
     #[cold]
     #[inline(never)]
     fn close_for_verdict(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
-        if let Some(mut state) = take(self.layer) {
+        _ = with_state(self.layer, |state| {
             if !state.pending.is_empty() {
-                self.sync_accounts(&mut state, now);
+                self.sync_accounts(state, now);
                 // The sync may have attached the thread.
                 state.end_hook(now);
             }
-            put(state);
-        }
+        });
         self.closing(slot, now)
     }
 
-    /// The state of a span at `now`.
     pub(super) fn closing(&self, slot: &Slot, now: u64) -> Option<SpanSnapshot> {
         let mut account = slot.account(&self.clock, now);
-        if slot.has_sums() {
+        if slot.flags() & HAS_SUMS != 0 {
             account = with_inside(account, self.counts.lock().sums_of(slot));
         }
-        let flags = slot.flags();
         Some(SpanSnapshot {
             id: slot.id()?,
             key: slot.key()?,
-            root: slot.root()?,
+            root: SpanKey::new(slot.raw_root())?,
             plan: slot.plan(),
-            flags,
+            flags: slot.flags(),
             samples: slot.samples(),
             opened_ns: self.clock.raw_ns(slot.opened()),
             closed_at: now,
             account,
-            is_registered: flags & REGISTERED != 0,
         })
-    }
-
-    /// Reports the close to the collector if it knows the span or must know it. Returns false if the queue was full.
-    fn reported(&self, closing: &SpanSnapshot, verdict: Verdict) -> bool {
-        let is_of_interest = closing.is_registered || verdict.must_notify;
-        let closed_ns = closing.opened_ns + closing.account.wall_ns;
-        let event = SpanEvent::Closed { key: closing.key, ids: verdict.ids, closed_ns };
-        !is_of_interest || self.span_events.push(event).is_ok()
     }
 }
 
@@ -226,7 +202,6 @@ impl SpanSnapshot {
             opened_ns: 0,
             closed_at: 0,
             account: TimeBreakdown { wall_ns, ..TimeBreakdown::default() },
-            is_registered: false,
         }
     }
 }

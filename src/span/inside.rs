@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::RegistryId;
-use super::account::InsideTime;
+use super::account::{InsideTime, Sums};
+use super::flags::HAS_SUMS;
 use super::slot::Slot;
 use super::table::SlotTable;
 
@@ -39,11 +40,8 @@ struct Sum {
     id: AtomicU64,
     /// The span's key as a number; 0 if the place is free.
     key: AtomicU64,
-    /// What [`Slot::use_up_delay`] has not been given.
-    ticks: AtomicU64,
-    on_ns: AtomicU64,
-    unsure_ns: AtomicU64,
-    sampled_ns: AtomicU64,
+    /// The ticks that [`Slot::use_up_delay`] has not been given, and the [`InsideTime`].
+    sums: Sums<4>,
 }
 
 /// Spans around others that a thread is likely to meet at a time, such as connections.
@@ -60,7 +58,7 @@ pub(super) struct Inside {
     last: [Cell<(u64, u32)>; PLACES],
     has_sums: Cell<bool>,
     /// How many ancestors the current hook visits at most, and from when on one may visit all.
-    reach: Cell<u32>,
+    pub(super) reach: Cell<u32>,
     all_from: Cell<u64>,
 }
 
@@ -72,27 +70,19 @@ fn place_of(key: u64) -> usize {
 }
 
 impl Sum {
-    fn all(&self) -> [&AtomicU64; 4] {
-        [&self.ticks, &self.on_ns, &self.unsure_ns, &self.sampled_ns]
+    fn add(&self, ticks: u64, [on_ns, unsure_ns, sampled_ns]: InsideTime) {
+        self.sums.add_alone([ticks, on_ns, unsure_ns, sampled_ns]);
     }
 
     fn get(&self) -> (u64, InsideTime) {
-        let [ticks, on_ns, unsure_ns, sampled_ns] =
-            self.all().map(|sum| sum.load(Ordering::Relaxed));
-        (ticks, InsideTime { on_ns, unsure_ns, sampled_ns })
-    }
-
-    fn add(&self, ticks: u64, time: InsideTime) {
-        let more = [ticks, time.on_ns, time.unsure_ns, time.sampled_ns];
-        for (sum, more) in self.all().into_iter().zip(more) {
-            sum.store(sum.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
-        }
+        let [ticks, time @ ..] = self.sums.get();
+        (ticks, time)
     }
 
     /// Moves the sum to its span's slot. With the lock.
     fn move_to(&self, slot: &Slot) {
         let (ticks, time) = self.get();
-        self.all().into_iter().for_each(|sum| sum.store(0, Ordering::Relaxed));
+        self.sums.clear();
         if ticks > 0 || time != InsideTime::default() {
             slot.use_up_delay(ticks);
             slot.count_inside(time);
@@ -121,7 +111,7 @@ impl Inside {
     pub(super) fn ticks(&self, key: u64) -> u64 {
         let sum = self.totals.sums.get(place_of(key));
         let sum = sum.filter(|sum| sum.key.load(Ordering::Relaxed) == key);
-        sum.map_or(0, |sum| sum.ticks.load(Ordering::Relaxed))
+        sum.map_or(0, |sum| sum.get().0)
     }
 
     /// Adds a segment of this thread inside the span of that slot.
@@ -146,7 +136,7 @@ impl Inside {
         }
         if before + 1 == MANY {
             // First, so that the thread that closes the span looks for the sum.
-            slot.note_sums();
+            slot.set(HAS_SUMS);
             let _moving = self.totals.moving.lock();
             sum.id.store(slot.id().map_or(0, RegistryId::get), Ordering::Relaxed);
             sum.key.store(key, Ordering::Relaxed);
@@ -159,10 +149,6 @@ impl Inside {
     /// A hook begins at `now` that may visit ancestors that the thread is not in.
     pub(super) fn set_reach(&self, now: u64) {
         self.reach.set(if now < self.all_from.get() { NEAREST } else { u32::MAX });
-    }
-
-    pub(super) fn reach(&self) -> u32 {
-        self.reach.get()
     }
 
     /// The hook, not an enter, visited that number. To visit one takes a small part of `pause`, in ticks.
@@ -211,7 +197,6 @@ impl SpanCounts {
         });
     }
 
-    /// The number of spans that were created.
     pub(super) fn seen(&self) -> u64 {
         let threads = self.threads.iter().map(|totals| totals.seen.load(Ordering::Relaxed));
         self.before + threads.sum::<u64>()
@@ -228,7 +213,9 @@ impl SpanCounts {
     /// What threads have added up for an open span and not moved yet.
     pub(super) fn sums_of(&self, slot: &Slot) -> InsideTime {
         let mut all = InsideTime::default();
-        self.for_sums_of(slot, |sum| all.add(sum.get().1));
+        self.for_sums_of(slot, |sum| {
+            all.iter_mut().zip(sum.get().1).for_each(|(all, more)| *all += more);
+        });
         all
     }
 

@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
 
 use super::awaits::{InnermostSpan, LongSegment, Unexplained};
 use super::inside::Inside;
@@ -84,13 +84,11 @@ impl Drop for Others {
     }
 }
 
-/// Stops profiling the calling thread.
 pub(crate) fn ignore_this_thread() {
     IGNORED.set(true);
     forget_this_thread();
 }
 
-/// Starts a thread that is not profiled.
 pub(crate) fn spawn_ignored(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let run = move || {
         ignore_this_thread();
@@ -122,10 +120,17 @@ pub(super) fn take(layer: u32) -> Option<Box<ThreadState>> {
     take_first()
 }
 
-/// Puts the state back.
 #[inline(always)]
 pub(super) fn put(state: Box<ThreadState>) {
     HERE.with(|here| here.state.set(Some(ManuallyDrop::new(state))));
+}
+
+/// What `ask` returns of this thread's state for the given layer, if there is one.
+pub(super) fn with_state<T>(layer: u32, ask: impl FnOnce(&mut ThreadState) -> T) -> Option<T> {
+    let mut state = take(layer)?;
+    let answer = ask(&mut state);
+    put(state);
+    Some(answer)
 }
 
 /// The number of unmatched spans entered above the innermost segment of the first state.
@@ -149,7 +154,6 @@ pub(super) fn count_unmatched(layer: u32, change: i32) {
     }
 }
 
-/// Makes the state of that layer the first one.
 #[cold]
 fn make_first(layer: u32) -> Option<()> {
     if first().layer == NO_LAYER {
@@ -199,20 +203,14 @@ fn in_others<T>(of: impl Fn(&ThreadState) -> Option<T>) -> Option<T> {
     innermost.ok().flatten()
 }
 
-/// Whether the calling thread is in that span.
 pub(crate) fn is_in_span(key: SpanKey) -> bool {
-    let is_in = |state: &ThreadState| {
-        state.entered().iter().any(|segment| segment.key == key.get()).then_some(())
-    };
-    in_innermost(is_in).is_some()
+    let is_it = |segment: &Segment| segment.key == key.get();
+    in_innermost(|state| state.entered().iter().any(is_it).then_some(())).is_some()
 }
 
 /// The last long segment that ended on the calling thread, in a span of that layer.
 pub(crate) fn last_long_segment(layer: u32) -> Option<LongSegment> {
-    let state = take(layer)?;
-    let last = state.last_long;
-    put(state);
-    Some(last)
+    with_state(layer, |state| state.last_long)
 }
 
 /// While it lives, a future is polled on the calling thread that explains the idle time of the spans inside it.
@@ -241,18 +239,12 @@ impl Drop for ObservedPoll {
 
 /// How many profiled spans the calling thread has created, in the layer that was last active on it.
 pub(crate) fn spans_created() -> u64 {
-    let Some(state) = take_first() else { return 0 };
-    let created = state.inside.totals.seen.load(Ordering::Relaxed);
-    put(state);
-    created
+    in_innermost(|state| Some(state.inside.totals.seen.load(Ordering::Relaxed))).unwrap_or(0)
 }
 
 /// The idle time of spans that were entered on the calling thread just now is explained.
 pub(crate) fn explain_idle(layer: u32) {
-    if let Some(mut state) = take(layer) {
-        state.unexplained = None;
-        put(state);
-    }
+    _ = with_state(layer, |state| state.unexplained = None);
 }
 
 /// Makes `state` this thread's state for its layer, unless the thread's thread-locals have been destroyed or a hook is
@@ -269,7 +261,8 @@ pub(super) fn add_state(state: Box<ThreadState>) {
                 first.unmatched_later = before.unmatched;
                 first
             }));
-            others.retain(|state| state.life.strong_count() > 0);
+            // The layer has the totals of all threads.
+            others.retain(|state| Arc::strong_count(&state.inside.totals) > 1);
         }
         set_first(First { layer: state.layer, unmatched: 0 });
         put(state);
@@ -277,7 +270,7 @@ pub(super) fn add_state(state: Box<ThreadState>) {
 }
 
 /// A thread's state for one layer. The fields that most hooks touch come first, in two cache lines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(super) struct ThreadState {
     pub(super) layer: u32,
@@ -326,8 +319,6 @@ pub(super) struct ThreadState {
     /// For how long earlier sessions have sampled it since that read.
     pub(super) sampled_ended_ns: u64,
     pub(super) read: UsageRead,
-    /// Alive as long as the layer is.
-    life: Weak<()>,
     /// The value of [`unmatched`] when this state becomes the first again.
     unmatched_later: u32,
 }
@@ -339,49 +330,16 @@ const _: () = {
 
 /// Nesting that needs no allocation after a thread's first profiled span.
 const USUAL_DEPTH: usize = 32;
-impl ThreadState {
-    pub(super) fn none() -> Self {
-        Self {
-            layer: NO_LAYER,
-            life: Weak::new(),
-            thread: 0,
-            depth: 0,
-            segments: Vec::new(),
-            unmatched_later: 0,
-            keys: 0..0,
-            inside: Inside::default(),
-            samples: Position::fixed(),
-            sampled: None,
-            session: None,
-            turn: 0,
-            is_attached: false,
-            is_new: false,
-            may_miss_enters: true,
-            source: None,
-            cpu_unknown: false,
-            from: 0,
-            // In the past, so that the first enter runs the checks and attaches the thread.
-            deadline: 0,
-            synced: 0,
-            cpu_ns: 0,
-            sampled_ns: 0,
-            sampled_ended_ns: 0,
-            read: UsageRead::default(),
-            pending: PendingSegments::default(),
-            last_long: LongSegment::default(),
-            unexplained: None,
-            allocated: Allocations::default(),
-            allocator_calls: 0,
-        }
-    }
 
+impl ThreadState {
     /// Apart from its caller, whose frame must be small: the thread's stack may be.
     #[inline(never)]
-    pub(super) fn new(layer: u32, life: Weak<()>) -> Box<Self> {
+    pub(super) fn new(layer: u32) -> Box<Self> {
         static NEXT_THREAD: AtomicU32 = AtomicU32::new(1);
-        let mut state = Box::new(Self::none());
+        // The deadline is in the past, so that the first enter runs the checks and attaches the thread.
+        let mut state = Box::<Self>::default();
         state.layer = layer;
-        state.life = life;
+        state.may_miss_enters = true;
         state.thread = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
         state.segments.resize_with(USUAL_DEPTH, Segment::default);
         state
@@ -405,7 +363,7 @@ impl ThreadState {
     }
 
     #[inline(always)]
-    fn top_mut(&mut self) -> Option<&mut Segment> {
+    pub(super) fn top_mut(&mut self) -> Option<&mut Segment> {
         self.segments.get_mut(self.depth.checked_sub(1)?)
     }
 
@@ -415,7 +373,7 @@ impl ThreadState {
             && unmatched() == 0
             && !std::thread::panicking();
         if is_again && let Some(top) = self.top_mut() {
-            top.enter_again();
+            top.again += 1;
         }
         is_again
     }
@@ -423,7 +381,7 @@ impl ThreadState {
     /// Leaves a span once that is entered, if it was entered again right above its latest segment.
     pub(super) fn leave_again(&mut self, id: RegistryId) -> bool {
         let latest = self.entered_mut().iter_mut().rev().find(|segment| segment.id == id.get());
-        latest.is_some_and(Segment::leave_again)
+        latest.filter(|segment| segment.again > 0).map(|segment| segment.again -= 1).is_some()
     }
 
     /// See [`ThreadShared::begin_hook`]. Returns whether there is a new session to take up.
@@ -443,12 +401,6 @@ impl ThreadState {
             sampled.set_times(now, samples_from);
             sampled.set_span(key);
         }
-    }
-
-    /// The session that followed, if any, and the number of sessions before it.
-    pub(super) fn next_session(&self) -> Option<(Arc<SamplingSession>, u32)> {
-        let next = self.session.as_ref()?.next()?;
-        Some((Arc::clone(next), self.turn.wrapping_add(1)))
     }
 
     pub(super) fn entered(&self) -> &[Segment] {
@@ -535,25 +487,12 @@ impl ThreadState {
         _ = self.top_mut().map(|top| top.set(flag));
     }
 
-    /// Makes the innermost segment's span old.
-    pub(super) fn make_old(&mut self, now: u64) {
-        if let Some(top) = self.top_mut() {
-            top.samples_from = now;
-        }
-    }
-
-    /// Whether that span is entered on this thread.
-    pub(super) fn is_in(&self, id: RegistryId) -> bool {
-        self.depth_of(id).is_some()
-    }
-
     /// The [`Segment::depth`] of that span, if it is entered on this thread.
     pub(super) fn depth_of(&self, id: RegistryId) -> Option<u32> {
         let is_it = |segment: &&Segment| segment.id == id.get();
         self.entered().iter().find(is_it).map(|segment| segment.depth)
     }
 
-    /// Removes the innermost segment.
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
         self.depth -= 1;

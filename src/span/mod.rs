@@ -37,7 +37,11 @@ pub(crate) use awaits::{
 pub(crate) use children::ChildClose;
 pub(crate) use close::{Ancestor, SpanSnapshot, Verdict};
 pub(crate) use first_run::{PollingFirst, SpawnedAt};
-pub(crate) use flags::JUDGES_USAGE;
+pub(crate) use flags::{
+    ADDED_UP, ALWAYS_JUDGED, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
+    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, JUDGES_USAGE, KEEP_ON_ERROR, ONE_IN,
+    REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS, WATCHED,
+};
 pub(crate) use local::{
     ObservedPoll, explain_idle, find_sampled_span, forget_this_thread, ignore_this_thread,
     innermost_span, is_ignored, is_in_span, last_long_segment, spans_created, spawn_ignored,
@@ -45,11 +49,6 @@ pub(crate) use local::{
 pub(crate) use open_spans::OpenSlot;
 pub(crate) use sample_counts::SampleCounts;
 pub(crate) use segment::has_deepest;
-pub(crate) use slot::{
-    ADDED_UP, ALWAYS_JUDGED, CHOSEN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS, HAS_STATUS,
-    JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR, ONE_IN, SAMPLED_ITSELF,
-    SHOWS_FIELDS, WATCHED,
-};
 pub(crate) use spans::{IdleCause, SpanEvent, SpanInfo, Spans};
 
 /// The registry's id of a span. The registry reuses ids.
@@ -77,10 +76,10 @@ pub(crate) struct Plan {
 impl Default for Plan {
     /// Of spans that are never sampled and never judged.
     fn default() -> Self {
-        let (number, flags, never) = (0, 0, u64::MAX);
+        let never = u64::MAX;
         Self {
-            number,
-            flags,
+            number: 0,
+            flags: 0,
             judge_after: never,
             sampling_delay: never,
             long_after: never,

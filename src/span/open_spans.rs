@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
 use super::close::SpanSnapshot;
-use super::slot::Slot;
 use super::spans::SpanInfo;
 use super::{OtherSpan, RegistryId, SpanKey, Spans};
 
@@ -13,7 +12,6 @@ use super::{OtherSpan, RegistryId, SpanKey, Spans};
 pub(crate) struct OpenSlot {
     pub(crate) id: RegistryId,
     pub(crate) key: SpanKey,
-    /// The number of its plan.
     pub(crate) plan: u64,
     /// For how long it has been open, in nanoseconds.
     pub(crate) open_ns: u64,
@@ -22,7 +20,6 @@ pub(crate) struct OpenSlot {
 }
 
 impl Spans {
-    /// Whether any profiled span is open.
     pub(crate) fn has_any_open(&self) -> bool {
         let mut has_any = false;
         self.table.for_each(|_| has_any = true);
@@ -60,7 +57,7 @@ impl Spans {
         let now = self.clock.now();
         let since = |then: u64| self.clock.ns(now.saturating_sub(then));
         self.table.for_each(|slot| {
-            let (Some(id), Some(key)) = (slot.peek_id(), slot.key()) else { return };
+            let (Some(id), Some(key)) = (slot.id(), slot.key()) else { return };
             let open = OpenSlot {
                 id,
                 key,
@@ -76,7 +73,6 @@ impl Spans {
         });
     }
 
-    /// Returns the `wanted` spans that are open.
     pub(crate) fn find_open(&self, wanted: &HashSet<SpanKey>) -> Vec<OtherSpan> {
         let mut open = Vec::new();
         if !wanted.is_empty() {
@@ -94,14 +90,14 @@ impl Spans {
         key: SpanKey,
     ) -> Option<Vec<(SpanKey, SpanInfo)>> {
         let mut around = Vec::new();
-        let mut next = Some(id);
-        while let Some(slot) = next.and_then(|id| self.table.get(id)) {
+        let mut next = self.table.get(id);
+        while let Some(slot) = next {
             around.push(self.known(&slot)?);
-            next = slot.parent();
+            next = self.table.parent_of(&slot);
         }
         fence(Ordering::Acquire);
         // Ancestors are open as long as the span is, so if it is still open, all of this is consistent.
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         around.reverse();
         Some(around)
     }
@@ -109,7 +105,7 @@ impl Spans {
     /// A span and those around it in its request, or `None` if it has closed. What was open for long when a span in it was
     /// opened, as a connection or `main`, contains requests.
     pub(crate) fn request_of(&self, id: RegistryId, key: SpanKey) -> Option<Vec<SpanKey>> {
-        let slot = self.open_slot(id, key)?;
+        let slot = self.table.find(id, key.get())?;
         let (mut request, mut opened) = (vec![key], slot.opened());
         self.for_ancestors(&slot, |around| {
             let is_in = !around.is_open_for_long(opened);
@@ -118,7 +114,7 @@ impl Spans {
             is_in
         });
         fence(Ordering::Acquire);
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         Some(request)
     }
 
@@ -126,21 +122,13 @@ impl Spans {
     /// threads know. The second value is for how long it has been entered without a break at that moment, without the
     /// time in which its thread was in other spans on its stack.
     pub(crate) fn as_closing(&self, id: RegistryId, key: SpanKey) -> Option<(SpanSnapshot, u64)> {
-        let (slot, now) = (self.open_slot(id, key)?, self.clock.now());
+        let (slot, now) = (self.table.find(id, key.get())?, self.clock.now());
         let since = slot.entered_since().unwrap_or(now);
         let closing = self.closing(&slot, now)?;
         let segment = slot.taken_of(now.saturating_sub(since), now);
         fence(Ordering::Acquire);
         // Otherwise it closed during the reads, and the values are mixed.
-        self.open_slot(id, key)?;
+        self.table.find(id, key.get())?;
         Some((closing, self.clock.ns(segment)))
-    }
-
-    fn open_slot(
-        &self,
-        id: RegistryId,
-        key: SpanKey,
-    ) -> Option<impl std::ops::Deref<Target = Slot>> {
-        self.table.get(id).filter(|slot| slot.key() == Some(key))
     }
 }

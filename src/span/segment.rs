@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::RegistryId;
 use super::account::LowerBounds;
 use super::slot::Parent;
-use super::{RegistryId, SpanKey};
+use super::table::{SlotRef, SlotTable};
 
 /// One enter of a span on this thread. The fields that most enters and exits touch come first, in one cache line.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct Segment {
     pub(super) id: u64,
@@ -20,7 +21,7 @@ pub(super) struct Segment {
     pub(super) unmatched_below: u32,
     flags: u32,
     /// How many more times the span was entered while it was innermost already. That is no segment of its own.
-    again: u32,
+    pub(super) again: u32,
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,
     gaps: Gaps,
@@ -94,7 +95,7 @@ const REGISTRY_SLOT: u64 = (1 << 51) - 1;
 #[repr(align(32))]
 pub(super) struct PendingSegment {
     pub(super) id: RegistryId,
-    /// The span's [`SpanKey`] as a number; 0 if the entry is free.
+    /// The span's key as a number; 0 if the entry is free.
     pub(super) key: u64,
     /// Ticks of the segments since the last read of the CPU clock.
     pub(super) ticks: u64,
@@ -146,10 +147,6 @@ impl PendingSegments {
     pub(super) fn take(&mut self) -> impl Iterator<Item = PendingSegment> {
         let parts = self.0.iter_mut().filter(|part| part.key != 0);
         parts.map(|part| std::mem::replace(part, PendingSegment::NONE))
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.0.fill(PendingSegment::NONE);
     }
 }
 
@@ -226,11 +223,6 @@ impl Segment {
         all.saturating_sub(self.latest_gaps(synced))
     }
 
-    /// Whether the thread is not in the span's parent.
-    pub(super) fn is_detached(&self) -> bool {
-        self.has(DETACHED)
-    }
-
     /// Whether its on-CPU time must be known exactly when it ends: its ancestors get that time only once.
     pub(super) fn must_be_exact(&self, now: u64) -> bool {
         self.has(JUDGED_ABOVE) || (self.has(DETACHED) && self.samples_from <= now)
@@ -242,23 +234,9 @@ impl Segment {
         self.flags & !UNWINDING != 0 || self.again != 0
     }
 
-    /// The span is entered again, right above this segment.
-    #[inline(always)]
-    pub(super) fn enter_again(&mut self) {
-        self.again += 1;
-    }
-
-    /// Leaves it once, if it was entered again.
-    #[inline(always)]
-    pub(super) fn leave_again(&mut self) -> bool {
-        let was_again = self.again != 0;
-        self.again -= u32::from(was_again);
-        was_again
-    }
-
-    /// The certain times of the segment, if there are any.
-    pub(super) fn counted(&self) -> Option<LowerBounds> {
-        self.has(TALLIED).then_some(self.sure)
+    /// The certain times of the segment.
+    pub(super) fn sure(&self) -> LowerBounds {
+        if self.has(TALLIED) { self.sure } else { LowerBounds::default() }
     }
 
     /// Whether no span may be created in it that only this layer wants: the registry closes a span and those around it that
@@ -267,21 +245,23 @@ impl Segment {
         self.depth >= DEEPEST
     }
 
-    /// What a span that opens inside this one needs to know.
+    /// The slot of its span.
+    pub(super) fn slot<'a>(&self, table: &'a SlotTable) -> Option<SlotRef<'a>> {
+        table.find(RegistryId::new(self.id)?, self.key)
+    }
+
     #[inline(always)]
     pub(super) fn to_parent(&self) -> Option<Parent> {
         if self.is_deepest() {
             HAS_DEEPEST.store(true, Ordering::Relaxed);
         }
-        Some(Parent { id: RegistryId::new(self.id)?, root: SpanKey::new(self.root)? })
+        Some(Parent { id: RegistryId::new(self.id)?, root: self.root })
     }
 
     pub(super) fn tally(&mut self, sure: LowerBounds) {
-        if !self.has(TALLIED) {
-            self.set(TALLIED);
-            self.sure = LowerBounds::default();
-        }
+        self.sure = self.sure();
         self.sure.add(sure);
+        self.set(TALLIED);
     }
 }
 

@@ -2,15 +2,13 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::account::{AllocationSums, Counts, InsideTime, LowerBounds};
-pub(crate) use super::flags::{
-    ADDED_UP, AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, FORCED, HAS_FIELDS,
-    HAS_STATUS, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_CPU, JUDGES_SUBTREE, KEEP_ON_ERROR,
-    OBSERVED, ONE_IN, REFERENCE, REFERENCE_SHIFT, REGISTERED, SAMPLED_ITSELF, SHOWS_FIELDS,
-    WATCHED,
+use super::account::{AllocationSums, Counts, InsideTime, Sums};
+use super::flags::{
+    AGED, ALLOCATED, ALWAYS_JUDGED, CHOSEN, COUNTED, CPU_UNKNOWN, FAILED, FORCED, HAS_SAMPLES,
+    HAS_SUMS, IN_USE, IS_COUNTED, JUDGES_ALLOCATIONS, JUDGES_SUBTREE, KEEP_ON_ERROR, OF_PLAN,
+    ON_OTHERS, REFERENCE, REGISTERED,
 };
-use super::flags::{ALLOCATED, COUNTED, HAS_SAMPLES, HAS_SUMS, IN_USE, OF_PLAN, ON_OTHERS};
-use super::sample_counts::{AtomicSampleCounts, SampleCounts};
+use super::sample_counts::SampleCounts;
 use super::{Plan, RegistryId, SpanKey};
 use crate::facts::{Allocations, TimeBreakdown};
 use crate::sys::Clock;
@@ -53,7 +51,6 @@ pub(crate) struct Slot {
     /// For how much longer it must be entered to become old, including descendants on other threads. If two threads
     /// leave at once, one subtraction can be lost; the span then becomes old slightly later.
     delay_left: AtomicU64,
-    /// [`Plan::sampling_delay`].
     sampling_delay: AtomicU64,
     /// From then on the span counts as one that is open for long.
     long_at: AtomicU64,
@@ -61,9 +58,10 @@ pub(crate) struct Slot {
 
     /// For how long the other threads have been in the span.
     other_ticks: AtomicU64,
-    samples: AtomicSampleCounts,
+    /// [`SampleCounts`].
+    samples: Sums<4>,
     /// What is known of the field values on which the span's rule depends, if any.
-    matched: AtomicU64,
+    pub(super) matched: AtomicU64,
     counts: Counts,
     allocations: AllocationSums,
 }
@@ -78,7 +76,8 @@ const _: () = {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parent {
     pub(crate) id: RegistryId,
-    pub(crate) root: SpanKey,
+    /// The local root's [`SpanKey`] as a number.
+    pub(crate) root: u64,
 }
 
 impl Slot {
@@ -122,7 +121,7 @@ impl Slot {
         self.set_allocation_limits(plan);
         self.set_age(plan, now);
         let (parent, root) = match parent {
-            Some(parent) => (parent.id.get(), parent.root.get()),
+            Some(parent) => (parent.id.get(), parent.root),
             None => (0, key.get()),
         };
         self.parent.store(parent, Ordering::Relaxed);
@@ -212,7 +211,9 @@ impl Slot {
     #[inline(always)]
     fn set_allocation_limits(&self, plan: &Plan) {
         if plan.flags & JUDGES_ALLOCATIONS != 0 {
-            self.allocations.set_limits(plan.judge_above_bytes, plan.judge_above_allocations);
+            let [bytes, allocations] = &self.allocations.limits;
+            bytes.store(plan.judge_above_bytes, Ordering::Relaxed);
+            allocations.store(plan.judge_above_allocations, Ordering::Relaxed);
         }
     }
 
@@ -300,16 +301,16 @@ impl Slot {
     pub(crate) fn count_own_allocations(&self, more: Allocations, thread: u32) {
         self.set_once(ALLOCATED);
         if self.owner.load(Ordering::Relaxed) == thread {
-            self.allocations.add_of_owner(more);
+            self.allocations.of_owner.add_alone(more.counts());
         } else {
-            self.allocations.add_of_others(more);
+            self.allocations.of_others.add(more.counts());
         }
     }
 
     /// Adds what a span inside has allocated, which closes.
     pub(crate) fn count_allocations_inside(&self, more: Allocations) {
         self.set_once(ALLOCATED);
-        self.allocations.add_inside(more);
+        self.allocations.inside.add(more.counts());
     }
 
     /// What was allocated in it and in spans inside it that have closed, if anything was.
@@ -328,50 +329,7 @@ impl Slot {
     /// Adds segments of descendants, on threads that are not in this span.
     pub(crate) fn count_inside(&self, time: InsideTime) {
         self.note_inside();
-        self.counts.add_inside(time);
-    }
-
-    /// A thread adds such segments up by itself, from before it does so.
-    pub(super) fn note_sums(&self) {
-        self.set(HAS_SUMS);
-    }
-
-    /// Whether threads did so. Returns that once.
-    pub(super) fn take_has_sums(&self) -> bool {
-        self.has_sums() && self.flags.fetch_and(!HAS_SUMS, Ordering::Relaxed) & HAS_SUMS != 0
-    }
-
-    pub(super) fn has_sums(&self) -> bool {
-        self.flags() & HAS_SUMS != 0
-    }
-
-    /// Adds times of a thread that has left the span. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_late(&self, key: u64, sure: LowerBounds) {
-        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
-        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.set_once(COUNTED);
-            self.counts.add_late(key, sure);
-        }
-    }
-
-    /// Adds idle time that is explained. Does nothing if the slot belongs to another span by now.
-    pub(crate) fn count_await(&self, key: u64, more: [u64; 3]) {
-        let is_there = self.raw_key() == key && self.id.load(Ordering::Relaxed) != 0;
-        if let Some(key) = SpanKey::new(key).filter(|_| is_there) {
-            self.set_once(COUNTED);
-            self.counts.add_await(key, more);
-        }
-    }
-
-    /// A thread that is in the span goes on in one that is not inside it.
-    pub(crate) fn suspend(&self, now: u64) {
-        self.set_once(COUNTED);
-        self.counts.suspend(now);
-    }
-
-    /// The thread comes back to the span after `ticks`.
-    pub(crate) fn resume(&self, ticks: u64) {
-        self.counts.resume(ticks);
+        self.counts.inside.add(time);
     }
 
     /// The part of the `ticks` until `now`, in which the span was entered without a break, in which its thread was not in
@@ -392,7 +350,7 @@ impl Slot {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// The local root's [`SpanKey`] as a number.
+    /// The [`SpanKey`] of the local root, the topmost profiled ancestor or the span itself, as a number.
     #[inline(always)]
     pub(crate) fn raw_root(&self) -> u64 {
         self.root.load(Ordering::Relaxed)
@@ -405,16 +363,10 @@ impl Slot {
 
     #[inline(always)]
     pub(crate) fn id(&self) -> Option<RegistryId> {
-        RegistryId::new(self.id.load(Ordering::Relaxed))
-    }
-
-    /// The id, for a thread for which the span may close concurrently. Later reads of the slot return values of that
-    /// span or of a later one.
-    pub(crate) fn peek_id(&self) -> Option<RegistryId> {
+        // Later reads of the slot return values of that span or of a later one.
         RegistryId::new(self.id.load(Ordering::Acquire))
     }
 
-    /// [`Plan::number`].
     #[inline(always)]
     pub(crate) fn plan(&self) -> u64 {
         self.plan.load(Ordering::Relaxed)
@@ -472,15 +424,6 @@ impl Slot {
         before.unwrap_or_else(|flags| flags)
     }
 
-    /// What is known of the field values on which the span's rule depends.
-    pub(crate) fn matched_values(&self) -> u64 {
-        self.matched.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_matched(&self, matched: u64) {
-        self.matched.store(matched, Ordering::Relaxed);
-    }
-
     /// Since when the span has been entered without a break, in ticks; `None` if it is not entered.
     pub(crate) fn entered_since(&self) -> Option<u64> {
         let entered = self.owner_entered.load(Ordering::Acquire)
@@ -524,27 +467,20 @@ impl Slot {
         RegistryId::new(self.parent.load(Ordering::Relaxed))
     }
 
-    /// The local root: the topmost profiled ancestor, or the span itself.
-    #[inline(always)]
-    pub(crate) fn root(&self) -> Option<SpanKey> {
-        SpanKey::new(self.root.load(Ordering::Relaxed))
-    }
-
-    /// What a span that opens inside this one needs to know.
     #[inline(always)]
     pub(crate) fn to_parent(&self) -> Option<Parent> {
-        Some(Parent { id: self.id()?, root: self.root()? })
+        Some(Parent { id: self.id()?, root: self.raw_root() })
     }
 
     pub(crate) fn add_samples(&self, samples: SampleCounts) {
         self.set_once(HAS_SAMPLES);
-        self.samples.add(samples);
+        self.samples.add(samples.counts());
     }
 
     pub(crate) fn samples(&self) -> SampleCounts {
         match self.flags() & HAS_SAMPLES {
             0 => SampleCounts::default(),
-            _ => self.samples.load(),
+            _ => SampleCounts::from_counts(self.samples.get()),
         }
     }
 
@@ -572,7 +508,6 @@ impl Slot {
                 && self.allocations.exceed_limits())
     }
 
-    /// The account of a span that closes at `now`.
     pub(crate) fn account(&self, clock: &Clock, now: u64) -> TimeBreakdown {
         let opened = self.opened.load(Ordering::Relaxed);
         let last_gap = self.last_gap(now);
@@ -625,8 +560,8 @@ mod tests {
         let slot = open();
         assert!(slot.holds(RegistryId::new(9).unwrap()));
         assert_eq!(slot.parent(), None);
-        assert_eq!(slot.root(), SpanKey::new(77));
-        assert_eq!(slot.to_parent().unwrap().root, SpanKey::new(77).unwrap());
+        assert_eq!(slot.raw_root(), 77);
+        assert_eq!(slot.to_parent().unwrap().root, 77);
     }
 
     #[test]
@@ -760,7 +695,7 @@ mod tests {
     #[test]
     fn a_released_slot_is_clean() {
         let slot = open();
-        slot.counts().add_usage(&Usage { minor_faults: 5, ..Usage::default() });
+        slot.counts().add_usage(Usage { minor_faults: 5, ..Usage::default() });
         let clock = Clock::nanoseconds();
         assert_eq!(slot.account(&clock, 100).usage.minor_faults, 5);
         slot.release();

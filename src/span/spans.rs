@@ -7,16 +7,16 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use super::account::{InsideTime, LowerBounds};
+use super::account::{LowerBounds, inside_time};
 use super::awaits::LONG_SEGMENT_NS;
 use super::children::{CHILD_CLOSES, ChildClose};
+use super::flags::{
+    AGED, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED, JUDGES_CPU, WATCHED,
+};
 use super::inside::SpanCounts;
 use super::local::{ThreadState, add_state, count_unmatched, is_ignored, put, take, unmatched};
 use super::segment::{DETACHED, NESTED, PendingSegment, READS_CPU, SWITCHED};
-use super::slot::{
-    AGED, ALWAYS_JUDGED, CHOSEN, CPU_UNKNOWN, FAILED, FAILED_ITSELF, HAS_FIELDS, IS_COUNTED,
-    JUDGES_CPU, Parent, Slot, WATCHED,
-};
+use super::slot::{Parent, Slot};
 use super::table::SlotTable;
 use super::{Ancestry, AncestryFrom, GivenParent, OtherSpan, Plan, RegistryId, SpanKey, TraceIds};
 use crate::sampler::{AttachThreads, NEVER};
@@ -43,8 +43,6 @@ pub(crate) struct Spans {
     /// See [`set_scans_rarely`](Self::set_scans_rarely).
     scans_rarely: AtomicBool,
     pub(super) counters: Arc<Counters>,
-    /// Lets thread states detect that the layer is gone.
-    pub(super) life: Arc<()>,
     pub(super) counts: Mutex<SpanCounts>,
     /// Whether spans may be open for which the collector checks how long they stay open.
     pub(super) has_watched: AtomicBool,
@@ -58,7 +56,6 @@ pub(super) struct Ticks {
     pub(super) cpu_clock_interval: u64,
     /// Longer than a read of the CPU clock and shorter than an interrupt.
     pub(super) cpu_clock_read: u64,
-    pub(super) usage_interval: u64,
     cpu_clock_interval_old: u64,
     pub(super) long_idle: u64,
 }
@@ -102,7 +99,6 @@ pub(crate) enum SpanEvent {
     },
 }
 
-/// Why a span was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IdleCause {
     /// The cause is not known: the span's future is not observed.
@@ -116,7 +112,6 @@ pub(crate) enum IdleCause {
 const CPU_CLOCK_INTERVAL: Duration = Duration::from_millis(1);
 const CPU_CLOCK_INTERVAL_OLD: Duration = Duration::from_micros(100);
 const CPU_CLOCK_READ: Duration = Duration::from_micros(5);
-const USAGE_INTERVAL: Duration = Duration::from_millis(1);
 /// Shorter idle time of futures that are not profiled is not shown in profiles.
 const LONG_IDLE: Duration = Duration::from_millis(10);
 
@@ -124,7 +119,6 @@ const LONG_IDLE: Duration = Duration::from_millis(10);
 const KEY_BLOCK: u64 = 1 << 16;
 const SPAN_EVENTS: usize = 4096;
 
-/// What is known of a span that was created.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenedSpan {
     /// The span is the first one for which the collector must check how long it stays open.
@@ -142,7 +136,6 @@ impl Spans {
         static NEXT_LAYER: AtomicU32 = AtomicU32::new(1);
         Self {
             layer: NEXT_LAYER.fetch_add(1, Ordering::Relaxed),
-            life: Arc::new(()),
             counts: Mutex::default(),
             has_watched: AtomicBool::new(false),
             table: SlotTable::new(),
@@ -158,7 +151,6 @@ impl Spans {
                 cpu_clock_interval: clock.ticks(CPU_CLOCK_INTERVAL),
                 cpu_clock_interval_old: clock.ticks(CPU_CLOCK_INTERVAL_OLD),
                 cpu_clock_read: clock.ticks(CPU_CLOCK_READ),
-                usage_interval: clock.ticks(USAGE_INTERVAL),
                 long_segment: clock.ticks(Duration::from_nanos(LONG_SEGMENT_NS)),
                 long_idle: clock.ticks(LONG_IDLE),
             },
@@ -210,9 +202,8 @@ impl Spans {
         self.event_lost.swap(false, Ordering::Acquire)
     }
 
-    /// Whether the span with that id and key is still open.
     pub(crate) fn is_open(&self, id: RegistryId, key: SpanKey) -> bool {
-        self.table.get(id).is_some_and(|slot| slot.key() == Some(key))
+        self.table.find(id, key.get()).is_some()
     }
 
     #[cfg(any(test, feature = "tower"))]
@@ -249,12 +240,14 @@ impl Spans {
         let key = self.take_key(&mut state);
         let now = self.clock.now();
         let around = parent.and_then(|parent| self.table.get(parent.id));
-        let is_counted = around
-            .as_ref()
-            .is_some_and(|slot| now >= samples_from || self.counts_children(slot, now));
+        // If the thread is in an old span, or the one around it counts, or has been open for so long that its awaits are
+        // sampled. A request that awaits does not grow old otherwise.
+        let is_counted = around.as_ref().is_some_and(|around| {
+            now >= samples_from || around.flags() & IS_COUNTED != 0 || around.is_old_as_open(now)
+        });
         let open = |slot: &Slot, now| {
             if plan.flags & HAS_FIELDS != 0 {
-                slot.set_matched(matched);
+                slot.matched.store(matched, Ordering::Relaxed);
             }
             slot.open(id, key, now, state.thread, plan, parent);
             if is_counted {
@@ -283,19 +276,12 @@ impl Spans {
         let Some(slot) = self.table.get(id).filter(|slot| slot.flags() & HAS_FIELDS != 0) else {
             return false;
         };
-        let Some((plan, matched)) = choose(slot.plan(), slot.matched_values()) else {
+        let Some((plan, matched)) = choose(slot.plan(), slot.matched.load(Ordering::Relaxed))
+        else {
             return false;
         };
         let before = slot.replan(&plan, matched);
         before & WATCHED == 0 && plan.flags & WATCHED != 0 && self.note_watched()
-    }
-
-    /// Keeps the span with that id, as the one of a one-in-n rule.
-    pub(crate) fn keep_one_in_n(&self, id: RegistryId) {
-        if let Some(slot) = self.table.get(id) {
-            slot.set(CHOSEN | ALWAYS_JUDGED);
-            slot.attach_at_enter();
-        }
     }
 
     /// Asks the registry for the nearest profiled ancestor, where the slots do not show it, and finds out from when on it
@@ -344,29 +330,28 @@ impl Spans {
             return None;
         }
         let uncounted = SuspendCounting::begin();
-        let mut state = ThreadState::new(self.layer, Arc::downgrade(&self.life));
+        let mut state = ThreadState::new(self.layer);
         state.note_allocated(uncounted.before());
         self.counts.lock().add_thread(&state.inside.totals);
         add_state(state);
         take(self.layer)
     }
 
-    /// A span was entered on this thread.
     #[inline(always)]
     pub(crate) fn enter(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.enter_slot(id, slot),
-            None if self.table.may_overflow(id) => self.enter_overflow(id),
+            None if self.table.may_overflow(id) => self.in_overflow(id, Self::enter_slot, 1),
             None => count_unmatched(self.layer, 1),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_overflow(&self, id: RegistryId) {
+    fn in_overflow(&self, id: RegistryId, hook: fn(&Self, RegistryId, &Slot), change: i32) {
         match self.table.get_overflow(id) {
-            Some(slot) => self.enter_slot(id, &slot),
-            None => count_unmatched(self.layer, 1),
+            Some(slot) => hook(self, id, &slot),
+            None => count_unmatched(self.layer, change),
         }
     }
 
@@ -415,29 +400,16 @@ impl Spans {
         }
         let now = Allocations::here();
         let before = state.note_allocated(now);
-        let top = state.top().and_then(|top| Some((RegistryId::new(top.id)?, top.key)));
-        if let Some((id, key)) = top
-            && let Some(slot) = self.table.get(id).filter(|slot| slot.raw_key() == key)
-        {
+        if let Some(slot) = state.top().and_then(|top| top.slot(&self.table)) {
             slot.count_own_allocations(now.since(before), state.thread);
         }
     }
 
-    /// A span was left on this thread.
     #[inline(always)]
     pub(crate) fn exit(&self, id: RegistryId) {
         match self.table.get_in_table(id) {
             Some(slot) => self.exit_slot(id, slot),
-            None if self.table.may_overflow(id) => self.exit_overflow(id),
-            None => count_unmatched(self.layer, -1),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn exit_overflow(&self, id: RegistryId) {
-        match self.table.get_overflow(id) {
-            Some(slot) => self.exit_slot(id, &slot),
+            None if self.table.may_overflow(id) => self.in_overflow(id, Self::exit_slot, -1),
             None => count_unmatched(self.layer, -1),
         }
     }
@@ -501,37 +473,27 @@ impl Spans {
         }
         let (thread, synced) = (state.thread, state.synced);
         let is_left_early = state.top().is_some_and(|top| top.id != id.get());
-        let Some(segment) = state.bring_to_top(id) else {
-            return;
-        };
-        let Some(key) = SpanKey::new(segment.key) else {
-            return;
-        };
-        let entered = segment.entered;
-        let (taken, taken_since) = (segment.taken(now), segment.taken_since(synced, now));
-        let (is_nested, unmatched_below) = (segment.has(NESTED), segment.unmatched_below);
-        let (is_detached, has_switched) = (segment.has(DETACHED), segment.has(SWITCHED));
-        let gap = segment.current_gap(now);
-        let counted = segment.counted();
-        let sure = counted.unwrap_or_default();
-        if counted.is_some() && !is_nested {
-            slot.counts().add(key, sure);
+        let Some(segment) = state.bring_to_top(id).copied() else { return };
+        let Some(key) = SpanKey::new(segment.key) else { return };
+        let (sure, is_nested) = (segment.sure(), segment.has(NESTED));
+        if sure != LowerBounds::default() && !is_nested {
+            slot.counts().add(key, sure, false);
         }
-        state.pop(unmatched_below);
-        if let Some(gap) = gap {
-            slot.resume(gap);
+        state.pop(segment.unmatched_below);
+        if let Some(gap) = segment.current_gap(now) {
+            slot.counts().resume(gap);
         }
         state.inside.set_reach(now);
-        if has_switched {
+        if segment.has(SWITCHED) {
             self.switch_back(state, now);
         }
         self.report_idle(state);
-        if now.saturating_sub(entered) >= self.ticks.long_segment {
-            self.note_long(state, slot, (id, key), (entered, now));
+        if now.saturating_sub(segment.entered) >= self.ticks.long_segment {
+            self.note_long(state, slot, (id, key), (segment.entered, now));
         }
         if is_left_early {
             // The thread goes on in spans that may be inside this one, whose time is not in this account.
-            slot.count_inside(InsideTime::of(0, LowerBounds::default()));
+            slot.count_inside(inside_time(0, LowerBounds::default()));
         }
         if is_nested {
             slot.exit(now, 0, thread);
@@ -539,12 +501,13 @@ impl Spans {
             if state.cpu_unknown {
                 slot.set(CPU_UNKNOWN);
             } else {
-                let part = PendingSegment { id, key: key.get(), ticks: taken_since };
+                let ticks = segment.taken_since(synced, now);
                 // There is room; otherwise the accounts were synced above.
-                _ = taken_since > 0 && state.pending.add(part);
+                _ = ticks > 0 && state.pending.add(PendingSegment { id, key: segment.key, ticks });
             }
+            let taken = segment.taken(now);
             slot.exit(now, taken, thread);
-            if is_detached {
+            if segment.has(DETACHED) {
                 self.pass_up(state, slot, (now, taken), sure);
             }
         }
@@ -557,7 +520,6 @@ impl Spans {
         self.table.get(id).map_or((0, 0), |slot| (slot.flags(), slot.plan()))
     }
 
-    /// An error occurred in the span with that id.
     pub(crate) fn fail(&self, id: RegistryId) {
         self.table.get(id).into_iter().for_each(|slot| self.fail_slot(&slot, &|_| {}));
     }
@@ -571,11 +533,10 @@ impl Spans {
         failed: &dyn Fn(SpanKey),
     ) {
         ancestry(from, &mut |id| {
-            let slot = self.table.get(id);
-            if let Some(slot) = &slot {
-                self.fail_slot(slot, failed);
-            }
-            slot.is_some()
+            self.table.get(id).is_some_and(|slot| {
+                self.fail_slot(&slot, failed);
+                true
+            })
         });
     }
 

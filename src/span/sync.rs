@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::account::LowerBounds;
-use super::flags::JUDGES_USAGE;
+use super::flags::{AGED, JUDGES_CPU, JUDGES_USAGE, REGISTERED, SAMPLED_ITSELF};
 use super::inside::Inside;
 use super::local::ThreadState;
 use super::sample_counts::SampleCounts;
-use super::segment::{AROUND, NESTED, PendingSegment, READS_CPU, SUSPENDED, SWITCHED, Segment};
-use super::slot::{AGED, JUDGES_CPU, REGISTERED, SAMPLED_ITSELF, Slot};
+use super::segment::{AROUND, NESTED, READS_CPU, SUSPENDED, SWITCHED, Segment};
+use super::slot::Slot;
 use super::spans::{SpanEvent, SpanInfo};
 use super::usage_read::{SwitchCounts, UsageRead};
 use super::{RegistryId, SpanKey, Spans};
 use crate::facts::Usage;
 use crate::sampler::{SamplingSession, ThreadSetup, ThreadSource, ThreadUse};
 use crate::stats::Counters;
-use crate::sys::{Clock, Position, SuspendCounting};
+use crate::sys::SuspendCounting;
 
 /// The size of a sample without its stack, in bytes, on the architecture with the fewest registers: the least that the
 /// kernel writes if it can copy no stack.
@@ -59,8 +59,8 @@ impl Spans {
         };
         // If the span is no longer entered, no profile has the wait.
         let span = state.entered().iter().find(|segment| segment.key == key.get());
-        if let Some(id) = span.and_then(|segment| RegistryId::new(segment.id)) {
-            self.register_with_collector(id, SampleCounts::WAIT);
+        if let Some(slot) = span.and_then(|segment| segment.slot(&self.table)) {
+            self.register_with_collector(&slot, SampleCounts::WAIT);
         }
     }
 
@@ -83,13 +83,8 @@ impl Spans {
         state.cpu_unknown = read.is_none();
         let (cpu_ns, now) = read.unwrap_or_else(|| (0, self.clock.now()));
         state.cpu_ns = cpu_ns;
-        state.synced = now;
         state.read = UsageRead { usage, at: now, ..UsageRead::default() };
-        if let Some(sampled) = &state.sampled {
-            let switches = Some(usage.voluntary_switches + usage.involuntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, switches);
-        }
-        self.sync_switch_counts(state, now);
+        self.note_synced(state, now, true);
         self.set_deadline(state, now);
     }
 
@@ -110,7 +105,7 @@ impl Spans {
     fn take_up(&self, state: &mut ThreadState, session: Option<Arc<SamplingSession>>, turn: u32) {
         let ended_ns = state.session.as_ref().map_or(0, |ended| ended.all_sampled_ns());
         state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
-        state.samples = session.as_ref().map_or(Position::fixed(), |session| session.samples());
+        state.samples = session.as_ref().map(|session| session.samples()).unwrap_or_default();
         state.from = 0;
         state.is_attached = session.as_ref().is_some_and(|session| session.ring.is_some());
         state.session = session;
@@ -129,8 +124,9 @@ impl Spans {
     /// between.
     fn sync_samples(&self, state: &mut ThreadState, now: u64) {
         self.sync_session(state, now);
-        while let Some((next, turn)) = state.next_session() {
+        while let Some(next) = state.session.as_ref().and_then(|session| session.next()).cloned() {
             self.sync_usage(state, now);
+            let turn = state.turn.wrapping_add(1);
             self.take_up(state, Some(next), turn);
             self.sync_usage(state, now);
             self.sync_session(state, now);
@@ -154,18 +150,20 @@ impl Spans {
         fence(Ordering::Acquire);
         let samples = session.samples_left().or(counted).unwrap_or(by_size);
         let mut span = state.top().and_then(|top| SpanKey::new(top.key)).filter(|_| samples > 0);
-        let top = state.top().and_then(|top| RegistryId::new(top.id));
+        let top = state.top().and_then(|top| top.slot(&self.table));
         // Checked before the samples are counted: a span must not get a profile id for samples that it will not have.
-        if span.is_some() && !session.has_room() {
-            Counters::add(&self.counters.samples.dropped_intervals_full, samples);
-            state.source.iter().for_each(|source| source.note_loss());
-            span = None;
-        } else if span.is_some()
-            && !top.is_some_and(|top| {
-                self.register_with_collector(top, SampleCounts::of_on_cpu(samples))
-            })
-        {
-            Counters::add(&self.counters.samples.dropped_span_events_full, samples);
+        let counts = SampleCounts::of_on_cpu(samples);
+        let lost = if span.is_none() {
+            None
+        } else if !session.has_room() {
+            Some(&self.counters.samples.dropped_intervals_full)
+        } else if !top.is_some_and(|top| self.register_with_collector(&top, counts)) {
+            Some(&self.counters.samples.dropped_span_events_full)
+        } else {
+            None
+        };
+        if let Some(lost) = lost {
+            Counters::add(lost, samples);
             state.source.iter().for_each(|source| source.note_loss());
             span = None;
         }
@@ -175,16 +173,15 @@ impl Spans {
     }
 
     /// Reports a span and its ancestors to the collector, and adds `samples` to each of them.
-    pub(super) fn register_with_collector(&self, id: RegistryId, samples: SampleCounts) -> bool {
-        let Some(slot) = self.table.get(id) else { return false };
-        if !self.registers(&slot) {
+    pub(super) fn register_with_collector(&self, slot: &Slot, samples: SampleCounts) -> bool {
+        if !self.registers(slot) {
             return false;
         }
         slot.add_samples(samples);
         if samples.on_cpu > 0 {
             slot.set(SAMPLED_ITSELF);
         }
-        self.for_ancestors(&slot, |ancestor| {
+        self.for_ancestors(slot, |ancestor| {
             ancestor.add_samples(samples);
             true
         });
@@ -209,26 +206,20 @@ impl Spans {
         });
         unreported.into_iter().rev().all(|id| {
             self.table.get(id).is_some_and(|slot| {
-                let reported = self.report_opened(&slot);
+                let opened = self.known(&slot).map(|(key, known)| SpanEvent::Opened(key, known));
+                let is_reported = opened.is_some_and(|it| self.span_events.push(it).is_ok());
                 // Set after the report is queued: a thread that reads the flag relies on that.
-                if reported {
+                if is_reported {
                     slot.set(REGISTERED);
                 }
-                reported
+                is_reported
             })
         })
     }
 
-    fn report_opened(&self, slot: &Slot) -> bool {
-        let known = self.known(slot);
-        known.is_some_and(|(key, known)| {
-            self.span_events.push(SpanEvent::Opened(key, known)).is_ok()
-        })
-    }
-
     pub(super) fn known(&self, slot: &Slot) -> Option<(SpanKey, SpanInfo)> {
-        let parent = slot.parent().and_then(|parent| self.table.get(parent)?.key());
-        let (id, root, plan) = (slot.id()?, slot.root()?, slot.plan());
+        let parent = self.table.parent_of(slot).and_then(|parent| parent.key());
+        let (id, root, plan) = (slot.id()?, SpanKey::new(slot.raw_root())?, slot.plan());
         let opened_ns = self.clock.raw_ns(slot.opened());
         Some((slot.key()?, SpanInfo { parent, root, id, plan, opened_ns }))
     }
@@ -236,12 +227,9 @@ impl Spans {
     /// Visits the ancestors from the inside out until `visit` returns false. They are open, since the registry keeps a
     /// span as long as a child is open.
     pub(super) fn for_ancestors(&self, slot: &Slot, mut visit: impl FnMut(&Slot) -> bool) {
-        let mut next = slot.parent();
-        while let Some(slot) = next.and_then(|id| self.table.get(id)) {
-            if !visit(&slot) {
-                return;
-            }
-            next = slot.parent();
+        let mut next = self.table.parent_of(slot);
+        while let Some(slot) = next.filter(|slot| visit(slot)) {
+            next = self.table.parent_of(&slot);
         }
     }
 
@@ -252,7 +240,7 @@ impl Spans {
         slot: &Slot,
         mut visit: impl FnMut(&Slot) -> bool,
     ) -> u32 {
-        let (reach, mut visited) = (inside.reach(), 0);
+        let (reach, mut visited) = (inside.reach.get(), 0);
         self.for_ancestors(slot, |ancestor| {
             if visited == reach {
                 Counters::add(&self.counters.spans.ancestors_left_out, 1);
@@ -270,13 +258,16 @@ impl Spans {
         let since = usage.since(std::mem::replace(&mut state.read.usage, usage));
         let before = std::mem::replace(&mut state.read.at, now);
         state.read.recorded_ns += since.preempted_ns;
-        self.count_usage(state, |segment| {
-            // It can all have been before the segment.
-            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
-            let preempted_ns = since.preempted_ns.saturating_sub(outside_ns);
-            Usage { preempted_ns, ..since }
-        });
+        self.count_usage_since(state, before, since);
         self.sync_run_delay(state);
+    }
+
+    fn count_usage_since(&self, state: &ThreadState, before: u64, since: Usage) {
+        self.count_usage(state, |segment| {
+            // The thread can have been preempted before the segment.
+            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before));
+            Usage { preempted_ns: since.preempted_ns.saturating_sub(outside_ns), ..since }
+        });
     }
 
     /// Adds usage to the spans that are not suspended.
@@ -284,9 +275,10 @@ impl Spans {
         for segment in state.entered().iter().filter(|one| !one.has(SUSPENDED) && !one.has(NESTED))
         {
             let usage = usage(segment);
-            let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
-            if let Some(slot) = slot.filter(|_| usage != Usage::default()) {
-                slot.counts().add_usage(&usage);
+            if usage != Usage::default()
+                && let Some(slot) = segment.slot(&self.table)
+            {
+                slot.counts().add_usage(usage);
             }
         }
     }
@@ -329,14 +321,8 @@ impl Spans {
             records: records.then_some(state.turn),
         };
         let Some(before) = state.read.switches.replace(counts) else { return };
-        let off_ns = counts.unrecorded_since(&before, &self.clock);
-        if off_ns == 0 {
-            return;
-        }
-        self.count_usage(state, |segment| {
-            let outside_ns = self.clock.ns(segment.runs_since().saturating_sub(before.at));
-            Usage { preempted_ns: off_ns.saturating_sub(outside_ns), ..Usage::default() }
-        });
+        let preempted_ns = counts.unrecorded_since(&before, &self.clock);
+        self.count_usage_since(state, before.at, Usage { preempted_ns, ..Usage::default() });
     }
 
     /// Reads the CPU clock, and bounds the on-CPU time of every span since the last read.
@@ -344,7 +330,7 @@ impl Spans {
         let Some(source) = &mut state.source else { return };
         let Some((cpu_ns, now)) = self.read_cpu(source.as_mut()) else {
             state.cpu_unknown = true;
-            state.pending.clear();
+            state.pending.take().for_each(drop);
             state.synced = began;
             return;
         };
@@ -354,24 +340,37 @@ impl Spans {
         let before_ns = std::mem::replace(&mut state.sampled_ns, all_ns);
         let ended_ns = std::mem::take(&mut state.sampled_ended_ns);
         let sampled_ns = (ended_ns + all_ns - before_ns).min(ran_ns);
-        state.bound(&self.clock, now, ran_ns, sampled_ns, |part, sure| {
-            if let Some(slot) = self.table.get(part.id) {
-                slot.count_late(part.key, sure);
+        let synced = state.synced;
+        let interval_ns = self.clock.ns(now.saturating_sub(synced));
+        let bounds =
+            |ticks| LowerBounds::of_part(self.clock.ns(ticks), interval_ns, ran_ns, sampled_ns);
+        for segment in state.entered_mut() {
+            segment.tally(bounds(segment.taken_since(synced, now)));
+        }
+        for part in state.pending.take() {
+            let slot = self.table.find(part.id, part.key);
+            if let Some((slot, key)) = slot.zip(SpanKey::new(part.key)) {
+                slot.counts().add(key, bounds(part.ticks), true);
             }
-        });
-        if now.saturating_sub(state.read.at) > self.ticks.usage_interval {
+        }
+        if now.saturating_sub(state.read.at) > self.ticks.cpu_clock_interval {
             self.sync_usage(state, now);
         }
         let is_counted = state.read.at >= began;
+        self.note_synced(state, now, is_counted);
+    }
+
+    /// The CPU clock was read at `now`, and if `is_counted` also what the system counts.
+    fn note_synced(&self, state: &mut ThreadState, now: u64, is_counted: bool) {
+        state.synced = now;
         if let Some(sampled) = &state.sampled {
             let Usage { voluntary_switches, involuntary_switches, .. } = state.read.usage;
             let switches = is_counted.then_some(voluntary_switches + involuntary_switches);
-            sampled.note_synced(self.clock.raw_ns(now), cpu_ns, switches);
+            sampled.note_synced(self.clock.raw_ns(now), state.cpu_ns, switches);
         }
         if is_counted {
             self.sync_switch_counts(state, now);
         }
-        state.synced = now;
     }
 
     /// The span of `top` is about to be innermost, or just was entered once more. Spans in which this thread is and that
@@ -382,22 +381,18 @@ impl Spans {
     pub(super) fn switch_to(&self, state: &mut ThreadState, top: &Slot, now: u64) -> bool {
         self.mark_around(state, top);
         let mut switching = state.entered().iter().filter(|segment| segment.must_switch());
-        if switching.clone().next().is_none() {
-            state.unmark_around();
-            return false;
-        }
+        let is_any = switching.clone().next().is_some();
         if switching.any(|segment| self.must_read_cpu_of(state, segment, now)) {
             self.sync_accounts(state, now);
         }
         self.switch_marked(state, now.max(state.synced));
-        true
+        is_any
     }
 
     /// The segment that did so has ended.
     #[cold]
     pub(super) fn switch_back(&self, state: &mut ThreadState, now: u64) {
-        let top = state.top().and_then(|top| RegistryId::new(top.id));
-        if let Some(top) = top.and_then(|id| self.table.get(id)) {
+        if let Some(top) = state.top().and_then(|top| top.slot(&self.table)) {
             self.mark_around(state, &top);
             self.switch_marked(state, now);
         }
@@ -412,15 +407,14 @@ impl Spans {
 
     /// Whether the CPU clock must be read before that segment is suspended or resumed.
     fn must_read_cpu_of(&self, state: &ThreadState, segment: &Segment, now: u64) -> bool {
-        let slot = RegistryId::new(segment.id).and_then(|id| self.table.get(id));
-        let judged = slot.map_or(0, |slot| slot.flags() & JUDGES_CPU);
+        let judged = segment.slot(&self.table).map_or(0, |slot| slot.flags() & JUDGES_CPU);
         let aged = if segment.has(READS_CPU) { AGED } else { 0 };
         segment.must_be_exact(now) || self.must_read_cpu(state, judged | aged, now)
     }
 
     /// Marks the segments of that span and of its ancestors.
     fn mark_around(&self, state: &mut ThreadState, top: &Slot) {
-        let (root, reach) = (top.raw_root(), state.inside.reach());
+        let (root, reach) = (top.raw_root(), state.inside.reach.get());
         let is_marked_once = |segment: &Segment| segment.root == root && !segment.has(NESTED);
         let segments = state.entered_mut();
         let mut left = segments.iter().filter(|segment| is_marked_once(segment)).count();
@@ -457,13 +451,13 @@ impl Spans {
         for segment in state.entered_mut() {
             let (must_switch, is_around) = (segment.must_switch(), segment.has(AROUND));
             segment.unset(AROUND);
-            let id = RegistryId::new(segment.id).filter(|_| must_switch);
-            let Some(slot) = id.and_then(|id| self.table.get(id)) else { continue };
+            let slot = must_switch.then(|| segment.slot(&self.table)).flatten();
+            let Some(slot) = slot else { continue };
             if is_around {
-                slot.resume(segment.resume(now, synced));
+                slot.counts().resume(segment.resume(now, synced));
             } else {
                 segment.suspend(now);
-                slot.suspend(now);
+                slot.counts().suspend(now);
             }
         }
     }
@@ -503,34 +497,6 @@ impl Spans {
                 self.begin(state);
                 true
             }
-        }
-    }
-}
-
-impl ThreadState {
-    fn unmark_around(&mut self) {
-        self.entered_mut().iter_mut().for_each(|segment| segment.unset(AROUND));
-    }
-
-    /// Bounds the on-CPU time since the CPU clock was last read. The thread ran for `cpu_ns` of that interval, and was
-    /// sampled for the last `sampled_ns` of it. The shares of segments that have ended go to `late`.
-    fn bound(
-        &mut self,
-        clock: &Clock,
-        now: u64,
-        cpu_ns: u64,
-        sampled_ns: u64,
-        mut late: impl FnMut(PendingSegment, LowerBounds),
-    ) {
-        let synced = self.synced;
-        let interval_ns = clock.ns(now.saturating_sub(synced));
-        for segment in self.entered_mut() {
-            let part_ns = clock.ns(segment.taken_since(synced, now));
-            let sure = LowerBounds::of_part(part_ns, interval_ns, cpu_ns, sampled_ns);
-            segment.tally(sure);
-        }
-        for part in self.pending.take() {
-            late(part, LowerBounds::of_part(clock.ns(part.ticks), interval_ns, cpu_ns, sampled_ns));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Maps a span's registry id to its slot, without hashing or locks.
 //!
 //! The table follows the layout of the registry's ids: shard and index, pages that double. The registry does not
-//! promise that layout, so lookups compare the whole id, and a span whose slot is taken goes to a map behind a lock.
-//! What hooks read without a lock is never released.
+//! promise that layout, so lookups compare the whole id, and a span whose slot is taken, or whose id lies outside the
+//! table, goes to a map behind a lock. What hooks read without a lock is never released.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -19,9 +19,6 @@ use crate::sys::SuspendCounting;
 /// address that starts at 0 in each thread and is reused first, the next 13 bits are the thread, and the rest is a
 /// generation. Thread and address therefore form an index, pages can double in size as the registry's do, and two open
 /// spans never need the same slot.
-///
-/// The registry does not guarantee this layout. The slot stores the full id, and each lookup compares it. A span whose
-/// slot is taken, or whose id lies outside the table, goes into a map behind a lock, which is slower but still correct.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SlotTable {
@@ -49,7 +46,6 @@ const A_CHUNK: usize = 4096;
 
 type MorePages = OnceLock<Box<[OnceLock<Box<[Slot]>>; MORE_PAGES]>>;
 
-/// Slots outside the table.
 #[derive(Debug, Default)]
 struct Overflow {
     /// By shard and chunk number.
@@ -58,12 +54,11 @@ struct Overflow {
     spare: Option<Arc<Chunk>>,
     /// Spans whose slot was taken, by id.
     alone: HashMap<u64, Arc<Slot>>,
-    /// The number of spans.
     count: usize,
 }
 
 #[derive(Debug)]
-struct Chunk {
+pub(crate) struct Chunk {
     slots: Box<[Slot]>,
     /// The number of slots in use. Changed only under the lock.
     used: AtomicUsize,
@@ -78,23 +73,23 @@ impl Default for Chunk {
     }
 }
 
-/// A slot outside the table.
+/// A slot, in the table or in the overflow.
 #[derive(Clone, Debug)]
-pub(crate) enum OverflowSlot {
+pub(crate) enum SlotRef<'a> {
+    InTable(&'a Slot),
+    InChunk(Arc<Chunk>, usize),
     Alone(Arc<Slot>),
-    InChunk(ChunkRef),
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct ChunkRef(Arc<Chunk>, usize);
-
-impl Deref for OverflowSlot {
+impl Deref for SlotRef<'_> {
     type Target = Slot;
 
+    #[inline(always)]
     fn deref(&self) -> &Slot {
         match self {
+            Self::InTable(slot) => slot,
+            Self::InChunk(chunk, index) => chunk.slots.get(*index).unwrap_or(&chunk.none),
             Self::Alone(slot) => slot,
-            Self::InChunk(ChunkRef(chunk, index)) => chunk.slots.get(*index).unwrap_or(&chunk.none),
         }
     }
 }
@@ -106,58 +101,40 @@ fn chunk(id: RegistryId) -> ((usize, usize), usize) {
 }
 
 impl Overflow {
-    fn get(&self, id: RegistryId) -> Option<OverflowSlot> {
+    fn get(&self, id: RegistryId) -> Option<SlotRef<'static>> {
         let (number, index) = chunk(id);
-        let chunk = self.chunks.get(&number).cloned().map(|chunk| ChunkRef(chunk, index));
-        let in_chunk = chunk.map(OverflowSlot::InChunk).filter(|slot| slot.holds(id));
-        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(OverflowSlot::Alone))
+        let chunk = self.chunks.get(&number).cloned();
+        let in_chunk = chunk.map(|chunk| SlotRef::InChunk(chunk, index));
+        let in_chunk = in_chunk.filter(|slot| slot.holds(id));
+        in_chunk.or_else(|| self.alone.get(&id.get()).cloned().map(SlotRef::Alone))
     }
 
-    fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> OverflowSlot {
+    fn claim(&mut self, id: RegistryId, is_taken_in_table: bool) -> SlotRef<'static> {
         self.count += 1;
         let (number, index) = chunk(id);
         if !is_taken_in_table {
             let spare = &mut self.spare;
             let new = || spare.take().unwrap_or_default();
-            let chunk = self.chunks.entry(number).or_insert_with(new);
-            let slot = OverflowSlot::InChunk(ChunkRef(Arc::clone(chunk), index));
-            if slot.is_free() {
+            let chunk = Arc::clone(self.chunks.entry(number).or_insert_with(new));
+            if chunk.slots.get(index).is_some_and(Slot::is_free) {
                 chunk.used.fetch_add(1, Ordering::Relaxed);
-                return slot;
+                return SlotRef::InChunk(chunk, index);
             }
         }
-        OverflowSlot::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
+        SlotRef::Alone(Arc::clone(self.alone.entry(id.get()).or_default()))
     }
 
-    fn release(&mut self, id: RegistryId, slot: &OverflowSlot) {
+    fn release(&mut self, id: RegistryId, slot: &SlotRef<'_>) {
         self.count = self.count.saturating_sub(1);
         slot.release();
         match slot {
-            OverflowSlot::Alone(_) => _ = self.alone.remove(&id.get()),
-            OverflowSlot::InChunk(ChunkRef(chunk_of, _)) => {
+            SlotRef::InTable(_) => {}
+            SlotRef::InChunk(chunk_of, _) => {
                 if chunk_of.used.fetch_sub(1, Ordering::Relaxed) == 1 {
                     self.spare = self.chunks.remove(&chunk(id).0);
                 }
             }
-        }
-    }
-}
-
-/// A slot, in the table or in the overflow.
-#[derive(Debug)]
-pub(crate) enum SlotRef<'a> {
-    InTable(&'a Slot),
-    Overflow(OverflowSlot),
-}
-
-impl Deref for SlotRef<'_> {
-    type Target = Slot;
-
-    #[inline(always)]
-    fn deref(&self) -> &Slot {
-        match self {
-            Self::InTable(slot) => slot,
-            Self::Overflow(slot) => slot,
+            SlotRef::Alone(_) => _ = self.alone.remove(&id.get()),
         }
     }
 }
@@ -179,7 +156,6 @@ impl SlotTable {
         self.slot_at(id).filter(|slot| slot.holds(id))
     }
 
-    /// Whether some open span's slot is outside the table.
     #[inline(always)]
     pub(crate) fn has_overflow(&self) -> bool {
         self.overflow_count.load(Ordering::Acquire) != 0
@@ -206,15 +182,22 @@ impl SlotTable {
         self.overflow_count.store(count, Ordering::Release);
     }
 
-    /// The slot of an open profiled span.
     pub(crate) fn get(&self, id: RegistryId) -> Option<SlotRef<'_>> {
-        if let Some(slot) = self.get_in_table(id) {
-            return Some(SlotRef::InTable(slot));
+        match self.get_in_table(id) {
+            Some(slot) => Some(SlotRef::InTable(slot)),
+            None if self.may_overflow(id) => self.get_overflow(id),
+            None => None,
         }
-        if !self.may_overflow(id) {
-            return None;
-        }
-        self.get_overflow(id).map(SlotRef::Overflow)
+    }
+
+    /// The slot of the span with that id and that key as a number, if it is open.
+    pub(crate) fn find(&self, id: RegistryId, key: u64) -> Option<SlotRef<'_>> {
+        self.get(id).filter(|slot| slot.raw_key() == key)
+    }
+
+    /// The slot of the parent, which is open as long as the span is.
+    pub(crate) fn parent_of(&self, slot: &Slot) -> Option<SlotRef<'_>> {
+        self.get(slot.parent()?)
     }
 
     /// Whether no thread is changing the overflow.
@@ -224,7 +207,7 @@ impl SlotTable {
 
     /// The slot of an open profiled span, if it is in the overflow.
     #[cold]
-    pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<OverflowSlot> {
+    pub(crate) fn get_overflow(&self, id: RegistryId) -> Option<SlotRef<'static>> {
         self.overflow.read().unwrap_or_else(PoisonError::into_inner).get(id)
     }
 
@@ -240,7 +223,7 @@ impl SlotTable {
 
     /// An overflow slot for a span that opens and has no slot in the table.
     #[cold]
-    pub(crate) fn claim_overflow(&self, id: RegistryId) -> OverflowSlot {
+    pub(crate) fn claim_overflow(&self, id: RegistryId) -> SlotRef<'static> {
         let _uncounted = SuspendCounting::begin();
         let is_taken_in_table = self.slot_at(id).is_some();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
@@ -249,9 +232,8 @@ impl SlotTable {
         slot
     }
 
-    /// Releases the overflow slot of a closed span.
     #[cold]
-    pub(crate) fn release_overflow(&self, id: RegistryId, slot: &OverflowSlot) {
+    pub(crate) fn release_overflow(&self, id: RegistryId, slot: &SlotRef<'_>) {
         let _uncounted = SuspendCounting::begin();
         let mut overflow = self.overflow.write().unwrap_or_else(PoisonError::into_inner);
         overflow.release(id, slot);
@@ -351,7 +333,7 @@ mod tests {
     fn release(table: &SlotTable, id: RegistryId) {
         match table.get(id).unwrap() {
             SlotRef::InTable(slot) => slot.release(),
-            SlotRef::Overflow(slot) => table.release_overflow(id, &slot),
+            slot => table.release_overflow(id, &slot),
         }
     }
 

@@ -21,15 +21,17 @@ pub struct Position {
     _owner: Option<Arc<SampleRing>>,
 }
 
-impl Position {
+impl Default for Position {
     /// The position of a thread that is not sampled.
-    pub const fn fixed() -> Self {
+    fn default() -> Self {
         let word = (&raw const WORDS.never_moves).cast_mut();
         // SAFETY: the address of a static is not null.
         let word = unsafe { NonNull::new_unchecked(word) };
         Self { word, _owner: None }
     }
+}
 
+impl Position {
     /// The position of `ring`. For a kernel ring it is the number of bytes ever written.
     pub(crate) fn of_ring(ring: Arc<SampleRing>) -> Self {
         Self { word: NonNull::from(ring.position_word()), _owner: Some(ring) }

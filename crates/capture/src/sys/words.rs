@@ -15,7 +15,7 @@ pub struct CommonWords {
     /// The number of layers that profile spans. The child of a fork has none.
     pub(super) users: AtomicU32,
     pub(super) fork_generation: AtomicU32,
-    /// See [`Position::fixed`](super::Position::fixed).
+    /// See [`Position::default`](super::Position::default).
     pub(super) never_moves: AtomicU64,
     /// The number of active layers in the lower half, and in the upper half the number of changes that could make a span
     /// matter to futures that did not: rules were replaced, or a layer was started.
