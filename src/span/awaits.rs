@@ -297,7 +297,10 @@ impl Spans {
         let count = |slot: &Slot, span: InnermostSpan| {
             let [awaited, delayed, awaits] = idle(span.id);
             let [await_ns, delay_ns] = [awaited, delayed].map(|ticks| self.clock.ns(ticks));
-            slot.counts().add_await(span.key, [await_ns, delay_ns, awaits]);
+            // It can have closed in the meantime, and its slot be reused.
+            if slot.key() == Some(span.key) {
+                slot.counts().add_await(span.key, [await_ns, delay_ns, awaits]);
+            }
             true
         };
         let Some(slot) = self.slot_of(span) else { return };

@@ -291,7 +291,7 @@ impl Slot {
         self.sampling_delay() == 0
     }
 
-    /// What a thread that is in the span adds to.
+    /// What threads that are or were in the span add to.
     pub(crate) fn counts(&self) -> &Counts {
         self.set_once(COUNTED);
         &self.counts

@@ -173,7 +173,7 @@ impl SamplingSession {
 
     /// The position, which moves when a sample is taken.
     pub fn samples(&self) -> Position {
-        self.ring.as_ref().map_or_else(Position::default, |ring| Position::of_ring(Arc::clone(ring)))
+        self.ring.clone().map(Position::of_ring).unwrap_or_default()
     }
 
     /// Whether context switches are recorded: true for perf, false for a timer.
