@@ -53,8 +53,8 @@ fn in_boxed(body: TokenStream, krate: &Path) -> Option<TokenStream> {
     let mut inner: Vec<_> = arguments.stream().into_iter().collect();
     let Some((TokenTree::Group(block), words)) = inner.split_last_mut() else { return None };
     let words: Vec<_> = words.iter().map(ToString::to_string).collect();
-    if pin != "pin" || arguments.delimiter() != Delimiter::Parenthesis || words != ["async", "move"]
-    {
+    let is_pin = pin == "pin" && arguments.delimiter() == Delimiter::Parenthesis;
+    if !is_pin || words != ["async", "move"] || block.delimiter() != Delimiter::Brace {
         return None;
     }
     *block = with_span_of(block, profiled(&block.stream(), krate));

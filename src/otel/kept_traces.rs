@@ -36,7 +36,7 @@ const FOLLOWED: Duration = Duration::from_secs(10);
 /// How many of them are forgotten at once.
 const MOST_FORGOTTEN: usize = 8;
 /// Places for spans that an open trace gets at first, and that a large one gets at once.
-const PLACES: (usize, usize) = (8, 1_024);
+const PLACES: (usize, usize) = (4, 1_024);
 const LONGEST_FLUSH: Duration = Duration::from_secs(10);
 
 /// What layers report kept spans to, whichever was made first.
@@ -462,7 +462,7 @@ impl HeldTraces {
     #[cold]
     fn make_room(&self, bytes: usize) {
         for _ in 0..MOST_COMPARED {
-            if self.outbox.has(bytes) {
+            if self.outbox.has_room(bytes) {
                 return;
             }
             let fullest =

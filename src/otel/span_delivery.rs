@@ -77,8 +77,9 @@ impl SpanOutbox {
         self.shared.left.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn has(&self, bytes: usize) -> bool {
-        self.shared.left.load(Relaxed) >= bytes
+    /// Whether there is room for that, and at least for some spans, so that it is not made for each one.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.shared.left.load(Relaxed) >= bytes.max(self.shared.most_waiting / 512)
     }
 
     /// Whether no further trace may go on, so that those can that began to.

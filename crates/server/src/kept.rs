@@ -31,7 +31,7 @@ pub(crate) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
         if total < limit {
             let summary = recent.summary().map_or(json!({}), |summary| summary.to_json());
             let files = files.unwrap_or_default();
-            entries.push(joined(summary, json!({ "files": names_of(&files) })));
+            entries.push(joined(summary, json!({ "files": Value::from_iter(names_of(&files)) })));
         }
         total += 1;
     }
@@ -39,7 +39,7 @@ pub(crate) fn list(handle: &Handle, limit: usize) -> std::io::Result<Value> {
     // Of earlier runs, or of other processes that use the directory.
     if let Some(dir) = &dir {
         let mut others: Vec<_> = stored.into_values().collect();
-        others.sort_by(|a, b| names_of(b).cmp(&names_of(a)));
+        others.sort_by(|a, b| names_of(b).cmp(names_of(a)));
         let room = limit.saturating_sub(entries.len());
         entries.extend(others.iter().take(room).map(|files| of_files(dir, files)));
     }
@@ -122,8 +122,8 @@ fn by_profile(files: Vec<StoredFile>) -> HashMap<String, Vec<StoredFile>> {
     profiles
 }
 
-fn names_of(files: &[StoredFile]) -> Vec<&str> {
-    files.iter().map(|file| file.name.as_str()).collect()
+fn names_of(files: &[StoredFile]) -> impl Iterator<Item = &str> {
+    files.iter().map(|file| file.name.as_str())
 }
 
 /// The entry of a profile of which only files are known. A report contains its summary.
@@ -134,7 +134,7 @@ fn of_files(dir: &Path, files: &[StoredFile]) -> Value {
         let name = first.and_then(|file| span_of(&file.name)).unwrap_or_default();
         json!({ "time": first.map(|file| time(file.modified)), "name": name })
     });
-    joined(summary, json!({ "files": names_of(files) }))
+    joined(summary, json!({ "files": Value::from_iter(names_of(files)) }))
 }
 
 #[cfg(test)]
