@@ -6,7 +6,7 @@ use crate::inbox::{
     Branch, CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks,
 };
 use crate::profile::SampleKind;
-use crate::sinks::{Added, Holder, NewSample, Stack, StackLeaf, Total, WantedBy};
+use crate::sinks::{Added, Holder, NewSample, Stack, StackLeaf, Total};
 use crate::span::{IdleCause, InnermostSpan, OtherSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::Clock;
@@ -68,20 +68,18 @@ impl Intake {
 
     fn add_copied(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox) {
         let counters = inbox.counters();
-        let span = sample.span.map(|span| span.key);
-        let Some(wanted) = WantedBy::new(span, sample.heap) else { return };
         if !has_budget && sample.stacks.last.is_some() {
             Counters::add(counters.dropped_over_budget, 1);
             sample.stacks = LeafStacks::default();
         }
         let mut stack = self.unwound(&sample);
         let [weight, count] = sample.amounts.map(|amount| amount.weight);
-        self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
+        self.sinks.heap.add(sample.heap, &stack, Total { weight, count }, &self.counters);
+        let Some(InnermostSpan { key: span, .. }) = sample.span else { return };
         for part in sample.parts() {
             stack.waited = self.idle_leaf(part, &sample, &stack);
             let new = new_sample(part, &stack, self.spans.clock());
-            let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
-            let is_held = added == Added::Kept;
+            let is_held = self.sinks.store.add(span, new, self.round) == Added::Kept;
             // An allocation has two parts.
             if part.kind != SampleKind::Allocations {
                 let InboxCounters { held, dropped_pending_full, .. } = counters;
@@ -99,7 +97,7 @@ impl Intake {
         };
         let stack = Stack { waited: Some(leaf), ..Stack::new() };
         let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
-        if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
+        if self.sinks.store.add(span, idle, self.round) != Added::Kept {
             Counters::add(&self.counters.awaits.dropped_pending_full, 1);
         }
     }

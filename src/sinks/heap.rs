@@ -150,7 +150,9 @@ mod tests {
             more.map(|(_, total)| (total.weight, total.count)).collect::<Vec<_>>()
         };
         assert_eq!(since(&heap, &mut seen), [(40, 4), (20, 2)]);
-        heap.add(HeapUse::NotTracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
+        let tracked = HeapUse::Tracked(sys::TrackedBlock { place: u32::MAX, uses: u32::MAX });
+        heap.add(tracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
+        assert_eq!(counters.snapshot().allocations.tracked, 1);
         assert_eq!(since(&heap, &mut seen), [(5, 1)]);
         assert_eq!(since(&heap, &mut seen), []);
         let grown = heap.weights(HeapPart::Growth);
