@@ -149,8 +149,7 @@ impl Intake {
         Counters::add(&self.counters.children.counted, counted);
         Counters::add(&self.counters.children.dropped_memory, dropped);
         if self.spans.take_lost_child() || dropped > 0 {
-            let now_ns = self.now_ns();
-            self.sinks.store.note_lost_child(now_ns);
+            self.sinks.store.child_lost_ns = self.now_ns();
         }
     }
 

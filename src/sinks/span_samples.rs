@@ -209,7 +209,7 @@ impl SpanSamples {
 
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |of_kind: &KindSamples| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
-        let children = self.children.as_ref().map_or(0, |children| children.bytes());
+        let children = self.children.as_ref().map_or(0, |children| children.bytes);
         BYTES_A_SPAN + children + self.kinds.values().map(bytes).sum::<usize>()
     }
 

@@ -29,10 +29,8 @@ pub(crate) struct Store {
     has_lost: bool,
     /// No span was found that can be downsampled to make room, in this round.
     none_is_large: bool,
-    /// When the close of a child span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    child_lost_ns: u64,
-    /// Whether some spans may be held although a profile has them.
-    has_exported: bool,
+    /// When the close of a child span of any span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) child_lost_ns: u64,
 }
 
 /// A span beyond the limit of pending spans.
@@ -76,7 +74,6 @@ impl Store {
             has_lost: false,
             none_is_large: false,
             child_lost_ns: 0,
-            has_exported: false,
         }
     }
 
@@ -157,25 +154,17 @@ impl Store {
         let has_room = self.used_bytes() + Ledger::MOST_GROWTH <= self.budget_bytes / 8 * 7;
         let is_counted = has_room && self.has_place(span);
         if !is_counted {
-            self.note(span, |pending| pending.children.iter_mut().for_each(|it| it.lose()));
+            self.note(span, |pending| {
+                pending.children.iter_mut().for_each(|it| it.has_lost = true)
+            });
             return false;
         }
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        let before = pending.children.as_ref().map_or(0, |children| children.bytes());
+        let before = pending.children.as_ref().map_or(0, |children| children.bytes);
         let children = pending.children.get_or_insert_with(|| Box::new(Ledger::new()));
         children.add(child);
-        self.bytes = self.bytes + children.bytes() - before;
+        self.bytes = self.bytes + children.bytes - before;
         true
-    }
-
-    /// The close of a child span of any span was lost.
-    pub(crate) fn note_lost_child(&mut self, now_ns: u64) {
-        self.child_lost_ns = self.child_lost_ns.max(now_ns);
-    }
-
-    /// Whether one may be missing of a span that opened then.
-    pub(crate) fn may_miss_children(&self, opened_ns: u64) -> bool {
-        self.child_lost_ns > opened_ns
     }
 
     fn used_bytes(&self) -> usize {
@@ -186,13 +175,16 @@ impl Store {
         self.spans.len() < self.most_spans || self.spans.contains_key(&span)
     }
 
-    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest one around it.
+    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest one around it that is
+    /// known, if any is.
     fn place_of(&self, span: SpanKey) -> Option<SpanKey> {
         if self.has_place(span) {
             return Some(span);
         }
+        let known = self.refused.get(&span)?.known?;
         let parent = |span: &SpanKey| self.refused.get(span)?.known?.parent;
-        std::iter::successors(parent(&span), parent).find(|around| self.spans.contains_key(around))
+        let mut around = std::iter::successors(known.parent, parent).chain([known.root]);
+        around.find(|around| self.spans.contains_key(around))
     }
 
     fn refused_entry(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
@@ -204,20 +196,6 @@ impl Store {
         Some(self.refused.entry(span).or_insert_with(|| Refused { round, ..Refused::default() }))
     }
 
-    /// Charges the losses of refused spans to their roots.
-    pub(crate) fn charge_refused(&mut self) {
-        self.none_is_large = false;
-        for refused in self.refused.values_mut() {
-            let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
-            if let Some(root) = root
-                && refused.lost != Lost::default()
-            {
-                let lost = std::mem::take(&mut refused.lost);
-                root.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
-            }
-        }
-    }
-
     pub(crate) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut SpanSamples)) {
         _ = self.spans.get_mut(&span).map(note);
     }
@@ -226,19 +204,26 @@ impl Store {
     pub(crate) fn register(&mut self, span: SpanKey, known: SpanInfo, round: u64) {
         // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
-            if let Some(refused) = self.refused_entry(span, round) {
-                refused.known = Some(known);
-            }
-            return;
+            let Some(refused) = self.refused_entry(span, round) else { return };
+            refused.known = Some(known);
+            let lost = std::mem::take(&mut refused.lost);
+            return self.lose(known.root, lost);
         }
-        let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        // The span is no longer refused.
-        if refused.lost != Lost::default() {
-            pending.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += refused.lost;
-        }
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().push(span);
+        }
+        // No longer.
+        let refused = self.refused.remove(&span).unwrap_or_default();
+        self.lose(span, refused.lost);
+    }
+
+    /// Adds CPU time that was lost to a span, if it is there.
+    fn lose(&mut self, span: SpanKey, lost: Lost) {
+        if let Some(pending) = self.spans.get_mut(&span)
+            && lost != Lost::default()
+        {
+            pending.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
         }
     }
 
@@ -288,7 +273,6 @@ impl Store {
     /// A profile has the samples of a closed span. They are held for the profiles of spans around it.
     pub(crate) fn note_exported(&mut self, span: SpanKey) {
         self.note(span, |pending| pending.state = PendingState::Exported);
-        self.has_exported = true;
     }
 
     pub(crate) fn close(&mut self, span: SpanKey) {
@@ -307,9 +291,10 @@ impl Store {
     /// true, only what a profile has is dropped. Returns how many samples were dropped that are in no profile, and whether
     /// memory was the reason.
     pub(crate) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
+        self.none_is_large = false;
         let is_memory_short = self.used_bytes() > self.budget_bytes / 4 * 3;
         let is_over = self.is_over(3);
-        if !(is_over || self.has_exported && self.is_over(2)) {
+        if !self.is_over(2) {
             return (0, is_memory_short);
         }
         let is_half_used = self.used_bytes() > self.budget_bytes / 2;
@@ -353,7 +338,6 @@ impl Store {
                 }
             }
         }
-        self.has_exported = self.spans.values().any(|it| it.state == PendingState::Exported);
         let spans = &self.spans;
         self.roots.values_mut().for_each(|root| root.retain(|span| spans.contains_key(span)));
         (samples, is_memory_short)
@@ -652,7 +636,6 @@ mod tests {
             pending.register(key(span), known(1, Some(1)), 0);
             pending.add(key(span), ran(0, 3, &stack(1)), 0);
         }
-        pending.charge_refused();
         assert_eq!(pending.spans.len(), 4);
         let left: u64 = pending.spans.values().map(weight).sum();
         assert_eq!(left + lost(pending.get(key(1)).unwrap()).weight, 12 * 3);
@@ -697,7 +680,6 @@ mod tests {
                     closed.push(key(span));
                 }
             }
-            pending.charge_refused();
             closed.into_iter().for_each(|span| pending.close(span));
             assert_eq!(pending.evict_closed(|_| false), (0, false));
         }
