@@ -93,8 +93,8 @@ mod tests {
         let store = Store::new(1 << 20, 100, 100);
         let mut sinks = Sinks::new(store, Heap::default());
         assert!(!sinks.wants(None) && sinks.wants(Some(SPAN)));
-        sinks.process = Some(ProcessSamples::since(5));
-        sinks.continuous = Some(ProcessSamples::since(0));
+        sinks.process = Some(ProcessSamples::new(5));
+        sinks.continuous = Some(ProcessSamples::new(0));
         let stack = Stack::new();
         let kind = SampleKind::OnCpu;
         let sample = NewSample { kind, time_ns: 5, weight: 7, thread: None, stack: &stack };

@@ -37,7 +37,7 @@ pub(crate) struct ProcessSamples {
 pub(crate) struct ProcessPlace {
     /// The number of its name; `None` if there are too many.
     thread: Option<u32>,
-    pub(crate) span: Option<SpanKey>,
+    span: Option<SpanKey>,
     /// The thread did not run: known of wall time.
     pub(crate) is_blocked: bool,
 }
@@ -53,7 +53,8 @@ pub(crate) struct ProcessSpan {
 }
 
 impl ProcessSamples {
-    pub(crate) fn new() -> Self {
+    /// Of a profile that begins then: threads may be sampled already.
+    pub(crate) fn new(began_ns: u64) -> Self {
         Self {
             totals: Aggregate::new(MOST_BYTES),
             threads: Vec::new(),
@@ -61,13 +62,8 @@ impl ProcessSamples {
             spans: HashMap::new(),
             open: Vec::new(),
             weight_ns: 0,
-            began_ns: 0,
+            began_ns,
         }
-    }
-
-    /// Of a profile that begins now: threads may be sampled already.
-    pub(crate) fn since(began_ns: u64) -> Self {
-        Self { began_ns, ..Self::new() }
     }
 
     /// Adds a sample of a thread that ran, in that span, if it was in one.
@@ -192,27 +188,19 @@ impl ProcessSamples {
         &self.totals.stacks
     }
 
-    /// All samples: their stacks, where their threads were, and what they sum up to.
-    pub(crate) fn totals(
-        &self,
-    ) -> impl Iterator<Item = (impl Iterator<Item = StackEntry>, ProcessPlace, Total)> {
-        let totals = self.totals.totals();
-        totals.map(move |(stack, place, total)| (self.totals.stacks.frames(stack), place, total))
-    }
-
-    /// Like [`totals`](Self::totals), but merges those of one stack, thread name and label; the most weight first.
+    /// All samples by stack, place, and instead of the span there its label; the most weight first.
     pub(crate) fn totals_by<L: Copy + Ord>(
         &self,
         mut label: impl FnMut(SpanKey) -> Option<L>,
-    ) -> Vec<(StoredStack, Option<OsThread>, Option<L>, Total)> {
+    ) -> Vec<(StoredStack, ProcessPlace, Option<L>, Total)> {
         let mut merged: BTreeMap<_, Total> = BTreeMap::new();
         for (stack, place, total) in self.totals.totals() {
             let label = place.span.and_then(&mut label);
-            merged.entry((stack, place.thread, label)).or_default().add(total);
+            let place = ProcessPlace { span: None, ..place };
+            merged.entry((stack, place, label)).or_default().add(total);
         }
-        let merged = merged
-            .into_iter()
-            .map(|((stack, number, label), total)| (stack, self.thread_by(number), label, total));
+        let merged = merged.into_iter();
+        let merged = merged.map(|((stack, place, label), total)| (stack, place, label, total));
         let mut merged: Vec<_> = merged.collect();
         merged.sort_by_key(|(.., total)| Reverse(total.weight));
         merged
@@ -224,11 +212,7 @@ impl ProcessSamples {
 
     /// A thread with the name of the threads at that place.
     pub(crate) fn thread(&self, place: ProcessPlace) -> Option<OsThread> {
-        self.thread_by(place.thread)
-    }
-
-    fn thread_by(&self, number: Option<u32>) -> Option<OsThread> {
-        self.threads.get(number? as usize).copied()
+        self.threads.get(place.thread? as usize).copied()
     }
 
     pub(crate) fn weight_ns(&self) -> u64 {
@@ -249,7 +233,7 @@ mod tests {
 
     #[test]
     fn samples_add_up_by_thread_name_and_span_and_spans_are_known_after_they_have_closed() {
-        let (mut store, mut process) = (Store::new(1 << 20, 100, 100), ProcessSamples::new());
+        let (mut store, mut process) = (Store::new(1 << 20, 100, 100), ProcessSamples::new(0));
         let stack = Stack::new();
         let mut add = |store: &mut Store, name: &[u8], tid, span: Option<SpanKey>| {
             let (kind, thread) = (SampleKind::OnCpu, Some(OsThread::new(tid, name)));
@@ -262,10 +246,11 @@ mod tests {
         add(&mut store, b"worker", 2, Some(key(6)));
         add(&mut store, b"other", 3, None);
         let totals: Vec<_> = process
-            .totals()
-            .map(|(_, place, total)| {
+            .totals_by(Some)
+            .into_iter()
+            .map(|(_, place, span, total)| {
                 let name = process.thread(place).map(|thread| thread.name());
-                (name.unwrap(), place.span, total.weight, total.count)
+                (name.unwrap(), span, total.weight, total.count)
             })
             .collect();
         let [worker, other] = ["worker", "other"].map(str::to_owned);
