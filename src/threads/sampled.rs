@@ -65,14 +65,13 @@ impl SampledThread {
 
     pub(crate) fn scan(&mut self, scanner: &mut Scanner<'_>) -> ScanResult {
         if self.thread().is_over() {
-            self.run_delay.end();
             self.detector.end(&self.cursor, scanner);
             return ScanResult::OutsideSpans;
         }
         if self.attachment.is_slow {
             self.run_delay.read(&self.cursor, scanner);
         } else if !self.attachment.is_for_spans() {
-            self.run_delay.end();
+            self.run_delay.is_left_out = false;
         }
         if !self.attachment.is_slow && self.waiting().is_none() {
             return self.detector.pass(&self.cursor, scanner);

@@ -180,9 +180,9 @@ impl Threads {
             SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
         let unwanted_scan = Duration::from_nanos(intake.clock().ns(least_age))
             .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
-        let open = self.sampled.iter().filter(|sampled| sampled.run_delay.is_open()).count();
+        let slow_threads = self.slow_tids().count() as u64;
         let mut scanner = Scanner {
-            run_delay_files: open as u64,
+            slow_threads,
             intake: &mut *intake,
             captures: &mut self.captures,
             waits: self.settings.waits,

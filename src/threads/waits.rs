@@ -124,8 +124,8 @@ pub(crate) struct Scanner<'a> {
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
-    /// How many files are open to read run delays.
-    pub(super) run_delay_files: u64,
+    /// How many threads are in spans past their sampling delays.
+    pub(super) slow_threads: u64,
     /// Whether a thread in a slow span waited for a CPU since its last scan.
     pub(super) is_starved: bool,
 }
