@@ -27,22 +27,20 @@ pub(crate) use locks::{BlockedThread, MAX_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
-use reading_budget::ReadingBudget;
-
-use crate::budget::CpuBudget;
-use crate::intake::Intake;
-use crate::log::{LogEvent, LogKind};
-use crate::sampler::{Periods, SamplingSession, ThreadShared};
-use crate::span::SpanKey;
-use crate::stats::Counters;
-use crate::sys;
-
-use crate::drain::ProcessThreads;
-use crate::drain::{DemandBudgets, Why};
 use parked::SampledThreads;
+use reading_budget::ReadingBudget;
 use rivals::Rivals;
 use scan::Schedule;
 use waits::CaptureBudget;
+
+use crate::budget::CpuBudget;
+use crate::drain::{DemandBudgets, ProcessThreads, Why};
+use crate::intake::Intake;
+use crate::log::{LogEvent, LogKind};
+use crate::sampler::{Periods, SamplingSession};
+use crate::span::SpanKey;
+use crate::stats::Counters;
+use crate::sys;
 
 /// A thread that was in no profiled span for this long is detached and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
@@ -67,7 +65,9 @@ pub(crate) struct Threads {
     attaching: CpuBudget,
     /// Of all threads together.
     budgets: DemandBudgets,
-    reading: ReadingTime,
+    reading: ReadingBudget,
+    /// The CPU time of reading samples, which falls with the sampling rate.
+    reading_ns: u64,
     /// The sampling sessions of threads that are over, and may still read them.
     ended_sessions: Vec<Arc<SamplingSession>>,
     /// Whether the next round can end a session.
@@ -77,12 +77,6 @@ pub(crate) struct Threads {
     checked: Instant,
     /// What was said last of each kind, and when. The event until it is logged.
     said: Vec<(LogKind, Instant, Option<LogEvent>)>,
-}
-
-/// The CPU time of reading samples, which falls with the sampling rate.
-struct ReadingTime {
-    budget: ReadingBudget,
-    used_ns: u64,
 }
 
 impl Threads {
@@ -97,7 +91,8 @@ impl Threads {
             captures: CaptureBudget::new(settings.timing.captures),
             attaching: settings.timing.attaching,
             budgets: DemandBudgets::new(processors),
-            reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },
+            reading: ReadingBudget::new(settings.cpu_percent),
+            reading_ns: 0,
             ended_sessions: Vec::new(),
             can_end: false,
             idle: IDLE,
@@ -108,21 +103,13 @@ impl Threads {
 
     /// Adds threads that are new, and looks again at those that are used again. Returns whether there are any.
     pub(crate) fn take_new(&mut self, intake: &Intake) -> bool {
-        let new = intake.source.take_new();
+        let (new, timing) = (intake.source.take_new(), self.settings.timing);
         let returned = intake.source.take_returned();
-        returned.iter().for_each(|thread| self.process.note_hook(thread.tid()));
-        let has_returned = self.sampled.bring_back(&returned);
-        let has_new = has_returned || !new.is_empty();
-        self.adopt(new);
-        has_new
-    }
-
-    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
-        let timing = self.settings.timing;
-        for thread in &new {
-            self.process.note_hook(thread.tid());
-        }
+        let all = new.iter().chain(&returned);
+        all.for_each(|thread| self.process.note_hook(thread.tid()));
+        let has_new = self.sampled.bring_back(&returned) || !new.is_empty();
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, timing)));
+        has_new
     }
 
     /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,
@@ -186,7 +173,7 @@ impl Threads {
         self.scan(intake, least_age);
         self.can_end = false;
         let mut entered = HashSet::new();
-        intake.is_lowered = self.reading.budget.is_lowered();
+        intake.is_lowered = self.reading.is_lowered();
         self.sampled.retain_mut(|sampled| {
             let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(intake));
@@ -201,7 +188,7 @@ impl Threads {
         self.process.drain((reader, &source), &mut sink, &mut self.budgets);
         if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
-            self.reading.used_ns += took;
+            self.reading_ns += took;
         }
         let missed = intake.source.take_missed_signals();
         if missed > 0 {
@@ -209,8 +196,11 @@ impl Threads {
         }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
-        let end = |sampled: &mut SampledThread| sampled.end_session(now_ns, &intake.source);
-        if self.sampled.iter_mut().filter_map(|sampled| end(sampled).then_some(())).count() > 0 {
+        let mut is_attached_again = false;
+        for sampled in self.sampled.iter_mut() {
+            is_attached_again |= sampled.end_session(now_ns, &intake.source);
+        }
+        if is_attached_again {
             self.scan_at_once();
         }
         self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
@@ -255,7 +245,7 @@ impl Threads {
     pub(crate) fn end(&mut self, intake: &Intake) {
         // First: no thread is attached from here on.
         intake.source.end();
-        self.adopt(intake.source.take_new());
+        self.take_new(intake);
         self.process.give_back(&intake.source);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {

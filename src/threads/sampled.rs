@@ -73,10 +73,7 @@ impl SampledThread {
         } else if !self.attachment.is_for_spans() {
             self.run_delay.is_left_out = false;
         }
-        if !self.attachment.is_slow && self.waiting().is_none() {
-            return self.detector.pass(&self.cursor, scanner);
-        }
-        self.detector.scan(&self.cursor, scanner)
+        self.detector.scan(&self.cursor, self.attachment.is_slow, scanner)
     }
 
     pub(crate) fn waiting(&self) -> Option<&WaitingThread> {

@@ -8,7 +8,10 @@ use super::attachment::Check;
 use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
 use super::sampled::fill_time;
-use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
+use super::waits::{
+    IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, WAITING_SCAN_INTERVAL,
+    WAITING_SCAN_INTERVAL_BY_CLOCK,
+};
 use crate::drain::Why;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
@@ -88,7 +91,7 @@ impl Threads {
         let Some((why, periods)) = self.process.demand() else { return };
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(why).frequency(intake.now_ns());
-        let rate = why.rate(frequency, periods).slowed(self.reading.budget.times());
+        let rate = why.rate(frequency, periods).slowed(self.reading.times());
         if self.process.search((why, rate), (&intake.source, intake.now_ns()), &hooked) {
             self.scan_soon();
         }
@@ -129,7 +132,7 @@ impl Threads {
             now_ns,
             may_attach,
             may_change: may_attach,
-            times: self.reading.budget.times(),
+            times: self.reading.times(),
             process: None,
             source: &intake.source,
         };
@@ -193,20 +196,24 @@ impl Threads {
         let (mut soonest, mut is_in_span) = (None, false);
         for sampled in sooner.iter_mut().chain(later) {
             let result = sampled.scan(&mut scanner);
-            let soonest_scan = if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
-            let unchanged_ns = match result {
-                ScanResult::OutsideSpans => {
-                    now_ns.saturating_sub(scanner.hooked_ns(sampled.thread()))
-                }
-                ScanResult::Busy => 0,
-                ScanResult::StillWaiting { waited_ns } => waited_ns,
-            };
             is_in_span |= result != ScanResult::OutsideSpans;
+            let hooked_ns = scanner.hooked_ns(sampled.thread());
             // A thread in no span may enter one at any time, and must be found before that is past its delay.
-            let next = match result {
-                ScanResult::OutsideSpans if sampled.is_unwanted() => unwanted_scan,
-                _ => next_scan(result, unchanged_ns, soonest_scan, sampled.is_checked_by_clock()),
+            let (shortest, outside_spans) = match sampled.is_unwanted() {
+                true => (unwanted_scan, unwanted_scan),
+                false => (SCAN_INTERVAL, IDLE_SCAN_INTERVAL),
             };
+            let (unchanged_ns, longest) = match result {
+                ScanResult::Busy => (0, SCAN_INTERVAL),
+                ScanResult::StillWaiting { waited_ns } if sampled.is_checked_by_clock() => {
+                    (waited_ns, WAITING_SCAN_INTERVAL_BY_CLOCK)
+                }
+                ScanResult::StillWaiting { waited_ns } => (waited_ns, WAITING_SCAN_INTERVAL),
+                ScanResult::OutsideSpans => (now_ns.saturating_sub(hooked_ns), outside_spans),
+            };
+            // After a quarter of the time without a change.
+            let next = Duration::from_nanos(unchanged_ns / 4);
+            let next = next.clamp(shortest, longest.max(shortest));
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
         let is_starved = scanner.is_starved;
@@ -243,8 +250,8 @@ impl Threads {
     }
 
     pub(super) fn check_budget(&mut self, intake: &Intake) {
-        let before = self.reading.budget.times();
-        let Some(times) = self.reading.budget.update(intake.now_ns(), self.reading.used_ns) else {
+        let before = self.reading.times();
+        let Some(times) = self.reading.update(intake.now_ns(), self.reading_ns) else {
             return;
         };
         intake.source.slow_down(times);

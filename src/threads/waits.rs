@@ -23,13 +23,13 @@ use crate::unwind::UnwindEnd;
 /// The scan interval while a thread is in a profiled span and not known to be blocked. All waits longer than this and
 /// [`SHORTEST_WAIT`] together are captured, and some of those in between. After a pause, all waits longer than
 /// [`IDLE_SCAN_INTERVAL`] plus that.
-pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// The scan interval while no thread is in a profiled span, until threads are detached some seconds later.
-pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
-const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// The waiting scan interval without switch records. Ends of waits and starts of the next are known to half of that.
-const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
+pub(super) const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 const _: () = assert!(SHORTEST_WAIT.as_nanos() == SwitchRing::SHORT_NS.end as u128);
 /// A short wait that is captured represents this many others at most.
@@ -37,22 +37,6 @@ const MAX_SKIPPED: u64 = 256;
 
 /// The kernel's clock and a converted reading of a counter differ by less.
 const CLOCKS_DIFFER_NS: u64 = 1_000_000;
-
-/// How soon to scan again: after a quarter of the time without a change, but not before `soonest`.
-pub(crate) fn next_scan(
-    result: ScanResult,
-    unchanged_ns: u64,
-    soonest: Duration,
-    by_clock: bool,
-) -> Duration {
-    let longest = match result {
-        ScanResult::Busy => SCAN_INTERVAL,
-        ScanResult::StillWaiting { .. } if by_clock => WAITING_SCAN_INTERVAL_BY_CLOCK,
-        ScanResult::StillWaiting { .. } => WAITING_SCAN_INTERVAL,
-        ScanResult::OutsideSpans => IDLE_SCAN_INTERVAL,
-    };
-    Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
-}
 
 /// The CPU budget for capturing waits: 64 of some 50 µs at once, as of one lock, and 2 % of a core after that.
 pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
@@ -209,7 +193,13 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    pub(crate) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
+    /// Of a thread of which no span is past its sampling delay, unless it `is_slow`, no further waits are captured.
+    pub(crate) fn scan(
+        &mut self,
+        cursor: &ThreadCursor,
+        is_slow: bool,
+        scanner: &mut Scanner<'_>,
+    ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(cursor, scanner) {
                 None => {
@@ -223,12 +213,14 @@ impl BlockDetector {
             // The records are not needed.
             cursor.switches().into_iter().for_each(SwitchRing::skip);
         }
-        let Some(span) = cursor.thread.span() else {
+        let span = cursor.thread.span();
+        self.was_within_delay |= !is_slow;
+        let Some(span) = span.filter(|_| is_slow) else {
             if let Some(ring) = cursor.switches() {
                 self.make_room(ring, &scanner.intake.counters);
             }
             self.last = None;
-            return ScanResult::OutsideSpans;
+            return if span.is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans };
         };
         // A wait inside a hook belongs to neither the previous nor the next span.
         if cursor.thread.is_in_hook() || !scanner.waits {
@@ -256,16 +248,6 @@ impl BlockDetector {
             }
         }
         ScanResult::Busy
-    }
-
-    /// Scans a thread without a span past its sampling delay, whose waits are not captured.
-    pub(crate) fn pass(&mut self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> ScanResult {
-        if let Some(ring) = cursor.switches() {
-            self.make_room(ring, &scanner.intake.counters);
-        }
-        self.last = None;
-        self.was_within_delay = true;
-        if cursor.thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
     }
 
     /// Sampling was paused, so the newest switch record is not the last switch.
