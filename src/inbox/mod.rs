@@ -92,20 +92,18 @@ impl CopiedSample {
         amounts: [KindWeight; 2],
         (stacks, branch): (LeafStacks, Branch),
     ) -> Self {
-        let (largest, heap, entered_ns, is_before_error) = (u64::MAX, HeapUse::None, 0, false);
-        let [after, woken_in, behind] = [None; 3];
         Self {
             span,
             amounts,
-            largest,
+            largest: u64::MAX,
             stacks,
             branch,
-            after,
-            woken_in,
-            behind,
-            entered_ns,
-            is_before_error,
-            heap,
+            after: None,
+            woken_in: None,
+            behind: None,
+            entered_ns: 0,
+            is_before_error: false,
+            heap: HeapUse::None,
         }
     }
 

@@ -16,6 +16,11 @@ impl Total {
         self.weight = self.weight.saturating_add(more.weight);
         self.count = self.count.saturating_add(more.count);
     }
+
+    pub(super) fn since(self, before: Self) -> Self {
+        let weight = self.weight.saturating_sub(before.weight);
+        Self { weight, count: self.count.saturating_sub(before.count) }
+    }
 }
 
 /// The totals of samples by stack, and by what else tells them apart, in bounded memory.

@@ -72,9 +72,7 @@ impl Heap {
         seen: &mut HashMap<StoredStack, Total>,
     ) -> Vec<(StoredStack, Total)> {
         let more = self.allocated.totals().map(|(stack, (), total)| {
-            let before = seen.insert(stack, total).unwrap_or_default();
-            let weight = total.weight.saturating_sub(before.weight);
-            (stack, Total { weight, count: total.count.saturating_sub(before.count) })
+            (stack, total.since(seen.insert(stack, total).unwrap_or_default()))
         });
         more.filter(|(_, total)| total.count > 0).collect()
     }
@@ -94,24 +92,21 @@ impl Heap {
 
     /// What a profile shows of each stack.
     pub(crate) fn weights(&mut self, part: HeapPart) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
-        let in_use = self.in_use();
-        let seen = match part {
-            HeapPart::All => HashMap::new(),
-            HeapPart::Growth => std::mem::replace(&mut self.seen, in_use.clone()),
-        };
+        let mut in_use = self.in_use();
+        let is_growth = part == HeapPart::Growth;
+        if is_growth {
+            let seen = std::mem::replace(&mut self.seen, in_use.clone());
+            let of_stack = |stack: &StoredStack| seen.get(stack).copied().unwrap_or_default();
+            in_use.iter_mut().for_each(|(stack, now)| *now = now.since(of_stack(stack)));
+        }
         let weights = |(stack, (), allocated): (StoredStack, (), Total)| {
-            let of_stack =
-                |of: &HashMap<StoredStack, Total>| of.get(&stack).copied().unwrap_or_default();
-            let (now, none) = (of_stack(&in_use), Total::default());
-            let (allocated, seen) = match part {
-                HeapPart::All => (allocated, none),
-                HeapPart::Growth => (none, of_stack(&seen)),
-            };
+            let allocated = if is_growth { Total::default() } else { allocated };
+            let now = in_use.get(&stack).copied().unwrap_or_default();
             let weights = [
                 (SampleKind::AllocatedBytes, allocated.weight),
                 (SampleKind::Allocations, allocated.count),
-                (SampleKind::InUseBytes, now.weight.saturating_sub(seen.weight)),
-                (SampleKind::InUseBlocks, now.count.saturating_sub(seen.count)),
+                (SampleKind::InUseBytes, now.weight),
+                (SampleKind::InUseBlocks, now.count),
             ];
             (stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
         };

@@ -162,12 +162,7 @@ impl Threads {
         let has_new = self.take_new(intake);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
-        let over: HashSet<usize> = self
-            .sampled
-            .iter()
-            .filter(|sampled| sampled.thread().is_over())
-            .map(SampledThread::address)
-            .collect();
+        self.sampled.iter_mut().for_each(SampledThread::note_over);
         _ = intake.own_cpu.lap();
         // Parks some of them.
         self.scan(intake, least_age);
@@ -175,13 +170,12 @@ impl Threads {
         let mut entered = HashSet::new();
         intake.is_lowered = self.reading.is_lowered();
         self.sampled.retain_mut(|sampled| {
-            let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(intake));
-            if is_over {
+            if sampled.was_over {
                 sampled.charge(&mut self.budgets);
                 self.ended_sessions.extend(sampled.cursor.give_back(&intake.source));
             }
-            !is_over
+            !sampled.was_over
         });
         let source = intake.source.clone();
         let (reader, mut sink) = intake.parts();

@@ -26,12 +26,13 @@ pub(crate) struct SampledThreads {
 impl SampledThreads {
     pub(crate) fn park(&mut self, mut is_parked: impl FnMut(&mut SampledThread) -> bool) {
         let parked = self.active.extract_if(.., |sampled| is_parked(sampled));
-        self.parked.extend(parked.map(|sampled| (sampled.address(), sampled)));
+        let parked = parked.map(|it| (Arc::as_ptr(&it.cursor.thread).addr(), it));
+        self.parked.extend(parked);
     }
 
     /// Looks at these threads again. Returns whether there are any.
     pub(crate) fn bring_back(&mut self, threads: &[Arc<ThreadShared>]) -> bool {
-        let found = threads.iter().filter_map(|thread| self.parked.remove(&key(thread)));
+        let found = threads.iter().filter_map(|it| self.parked.remove(&Arc::as_ptr(it).addr()));
         self.active.extend(found);
         !threads.is_empty()
     }
@@ -66,10 +67,6 @@ impl SampledThreads {
     pub(crate) fn bring_all_back(&mut self) {
         self.active.extend(std::mem::take(&mut self.parked).into_values());
     }
-}
-
-fn key(thread: &Arc<ThreadShared>) -> usize {
-    Arc::as_ptr(thread).addr()
 }
 
 impl Deref for SampledThreads {
@@ -146,10 +143,9 @@ mod tests {
         three[0].park();
         three[1].end();
         three[2].set_span(7);
-        let over: Vec<_> = all.iter().filter(|one| one.thread().is_over()).collect();
-        let over: Vec<_> = over.into_iter().map(SampledThread::address).collect();
+        all.iter_mut().for_each(SampledThread::note_over);
         assert_eq!(park(&mut all, SECOND), (2, 1));
-        let left: Vec<_> = all.iter().filter(|one| !over.contains(&one.address())).collect();
+        let left: Vec<_> = all.iter().filter(|one| !one.was_over).collect();
         assert!(left.len() == 1 && Arc::ptr_eq(&left[0].cursor.thread, &three[2]));
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct SampledThread {
     pub(crate) detector: BlockDetector,
     pub(crate) cpu_times: CpuTimes,
     pub(super) run_delay: RunDelayReader,
+    /// The thread was over when the present round began.
+    pub(super) was_over: bool,
     /// Since when the thread was in no profiled span at each check.
     unused_since: Option<Instant>,
 }
@@ -40,6 +42,7 @@ impl SampledThread {
             detector: BlockDetector::new(is_attached),
             cpu_times: CpuTimes::default(),
             run_delay: RunDelayReader::default(),
+            was_over: false,
             unused_since: None,
         }
     }
@@ -96,9 +99,8 @@ impl SampledThread {
             && self.thread().span().is_some()
     }
 
-    /// Identifies the thread while it is in the collector's list.
-    pub(crate) fn address(&self) -> usize {
-        Arc::as_ptr(&self.cursor.thread).addr()
+    pub(crate) fn note_over(&mut self) {
+        self.was_over = self.thread().is_over();
     }
 
     /// Whether it is in no span, and has met no hook for a while.
