@@ -167,7 +167,7 @@ impl LayerAwaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.inbox.is_here()
+        self.inbox.pool.is_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.
@@ -204,7 +204,7 @@ impl LayerAwaits {
     pub(crate) fn make_room(&self) {
         let clock = self.spans.clock();
         let now = clock.now();
-        if !self.room.begin_pass(self.inbox.pool(), now, clock.ticks(PASS_INTERVAL)) {
+        if !self.room.begin_pass(&self.inbox.pool, now, clock.ticks(PASS_INTERVAL)) {
             return;
         }
         let before = now.saturating_sub(clock.ticks(LONG));
@@ -212,7 +212,7 @@ impl LayerAwaits {
         let mut visited = 0;
         for part in (0..STRIPES).map(|part| (first + part) % STRIPES) {
             self.room.next_part.store(part, Ordering::Relaxed);
-            if visited >= MOST_VISITED || self.room.has_enough(self.inbox.pool()) {
+            if visited >= MOST_VISITED || self.room.has_enough(&self.inbox.pool) {
                 break;
             }
             let futures = self.pending.get(part).map(|list| list.lock().all()).unwrap_or_default();

@@ -125,8 +125,8 @@ impl CopiedSample {
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    pool: BlockPool,
-    /// The samples that the collector has not read.
+    pub(crate) pool: BlockPool,
+    /// Those that the collector has not read.
     pub(crate) samples: ArrayQueue<CopiedSample>,
     pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,
@@ -159,15 +159,6 @@ impl Inbox {
         (self.own_counters)(&self.all_counters)
     }
 
-    pub(crate) fn pool(&self) -> &BlockPool {
-        &self.pool
-    }
-
-    /// False in the child of a fork.
-    pub(crate) fn is_here(&self) -> bool {
-        self.pool.is_here()
-    }
-
     /// Copies at most that many bytes of a stack, if it can be read, into that memory if it fits. `None` without memory.
     pub(crate) fn copy(
         &self,
@@ -181,10 +172,6 @@ impl Inbox {
             Counters::add(if stack.is_none() { unreadable } else { dropped_memory }, 1);
         }
         copy
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.samples.is_full()
     }
 
     /// Returns whether there was room for it. Does not count it otherwise.

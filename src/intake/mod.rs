@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 pub(crate) use clocks::SampledClocks;
 use clocks::share_of;
-use copied::CopiedBudgets;
+use copied::copied_budgets;
 pub(crate) use copied::new_sample;
 
-use crate::budget::passed;
+use crate::budget::{CpuBudget, passed};
 use crate::drain::{Loss, Reader, Sample, Sink};
 use crate::profile::SampleKind;
 use crate::sampler::{Sampler, ThreadShared};
@@ -60,7 +60,8 @@ pub(crate) struct Intake {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     bytes: Vec<u8>,
-    for_copied: CopiedBudgets,
+    /// For unwinding the samples of awaits and of allocations.
+    for_copied: [CpuBudget; 2],
 }
 
 impl Intake {
@@ -83,7 +84,7 @@ impl Intake {
             clocks: SampledClocks::default(),
             stack: Stack::new(),
             bytes: Vec::new(),
-            for_copied: CopiedBudgets::new(settings.has_budget),
+            for_copied: copied_budgets(settings.has_budget),
         }
     }
 

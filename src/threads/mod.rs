@@ -44,7 +44,7 @@ use crate::sys;
 
 /// A thread that was in no profiled span for this long is detached and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
-/// How often signals and budgets are checked, and the clock's rate is measured again.
+/// How often signals, budgets and parked threads are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
@@ -205,13 +205,13 @@ impl Threads {
     /// follow soon, which gives back what they have.
     pub(crate) fn maintain(&mut self, intake: &Intake, now: Instant) -> bool {
         let mut has_ended = false;
-        if now.duration_since(self.checked) >= CHECK_INTERVAL {
+        if now.duration_since(self.checked) >= CHECK_INTERVAL.min(self.idle) {
             self.checked = now;
             has_ended = self.check_signals(intake);
             self.check_budget(intake);
             sys::read_filters();
+            has_ended |= self.sampled.sweep(now, self.idle);
         }
-        has_ended |= self.sampled.sweep(now, self.idle);
         for sampled in self.sampled.iter_mut() {
             // Its ring is drained once more, in the next round, before it is given back.
             has_ended |= sampled.end_if_idle(now, self.idle);

@@ -10,8 +10,6 @@ use crate::sampler::ThreadShared;
 
 /// A thread that was in no span for this long is parked. Its next enter wakes the collector.
 pub(crate) const PARK_AFTER: Duration = Duration::from_secs(1);
-/// How often parked threads are checked, for those that have ended.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sampled threads that scans and rounds look at, and beside them those that are parked, which would take a core if
 /// there are ten thousand.
@@ -20,7 +18,6 @@ pub(crate) struct SampledThreads {
     active: Vec<SampledThread>,
     /// By the addresses of their [`ThreadShared`]s.
     parked: HashMap<usize, SampledThread>,
-    swept: Option<Instant>,
 }
 
 impl SampledThreads {
@@ -41,14 +38,9 @@ impl SampledThreads {
         !self.parked.is_empty()
     }
 
-    /// Brings back the parked threads that have ended, and ends those that were in no span for `idle`. Once a second.
-    /// Returns whether there are any.
+    /// Brings back the parked threads that have ended, and ends those that were in no span for `idle`. Returns whether there
+    /// are any.
     pub(crate) fn sweep(&mut self, now: Instant, idle: Duration) -> bool {
-        let is_due = |swept| now.saturating_duration_since(swept) >= SWEEP_INTERVAL.min(idle);
-        if self.parked.is_empty() || !self.swept.is_none_or(is_due) {
-            return false;
-        }
-        self.swept = Some(now);
         let over = self
             .parked
             .extract_if(|_, sampled| sampled.thread().is_over() || sampled.end_if_idle(now, idle));
