@@ -36,7 +36,6 @@ impl<K: Copy + Ord> Aggregate<K> {
         Self { stacks: StackTree::default(), totals: BTreeMap::new(), most_bytes }
     }
 
-    /// Adds samples of a stack. Returns as which it is stored.
     pub(crate) fn add(
         &mut self,
         stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
@@ -48,7 +47,6 @@ impl<K: Copy + Ord> Aggregate<K> {
         stack
     }
 
-    /// Stores a stack without samples. Returns as which.
     pub(crate) fn store(
         &mut self,
         stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
@@ -60,7 +58,6 @@ impl<K: Copy + Ord> Aggregate<K> {
         })
     }
 
-    /// Adds samples of a stored stack.
     pub(crate) fn add_stored(&mut self, stack: StoredStack, key: K, more: Total) {
         self.totals.entry((stack, key)).or_default().add(more);
     }
@@ -69,7 +66,6 @@ impl<K: Copy + Ord> Aggregate<K> {
         self.totals.iter().map(|((stack, key), total)| (*stack, *key, *total))
     }
 
-    /// Whether there is no memory for further stacks.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes() >= self.most_bytes
     }

@@ -45,7 +45,6 @@ pub(crate) enum HeapPart {
 }
 
 impl Heap {
-    /// Adds what a sample represents.
     pub(crate) fn add(&mut self, heap: HeapUse, stack: &Stack, total: Total, counters: &Counters) {
         let counters = &counters.allocations;
         if heap == HeapUse::None {
@@ -77,7 +76,6 @@ impl Heap {
         more.filter(|(_, total)| total.count > 0).collect()
     }
 
-    /// What of each stack is in use.
     fn in_use(&mut self) -> HashMap<StoredStack, Total> {
         let mut in_use: HashMap<_, Total> = HashMap::new();
         self.blocks.retain(|place, block| {
@@ -90,7 +88,6 @@ impl Heap {
         in_use
     }
 
-    /// What a profile shows of each stack.
     pub(crate) fn weights(&mut self, part: HeapPart) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
         let mut in_use = self.in_use();
         let is_growth = part == HeapPart::Growth;

@@ -50,9 +50,7 @@ struct ChildInterval {
     gaps_ns: u64,
 }
 
-/// Plans that are counted by themselves.
 const MOST_PLANS: usize = 64;
-/// Intervals of a plan.
 const MOST_INTERVALS: usize = 32;
 /// The approximate memory of a ledger, and of an entry of its map.
 const BYTES_A_LEDGER: usize = size_of::<Ledger>() + 16;
@@ -102,7 +100,6 @@ impl ChildTimes {
         self.open.add(ChildInterval { from_ns: opened_ns, to_ns: closed_ns, gaps_ns: 0 });
     }
 
-    /// Adds those of other plans.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns = self.total_ns.saturating_add(other.total_ns);

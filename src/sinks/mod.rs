@@ -51,7 +51,6 @@ impl Sinks {
         all.for_each(|process| process.note_spans(&self.store));
     }
 
-    /// Sets the fields of local roots that have closed.
     pub(crate) fn set_root_fields(&mut self, closed: Vec<(SpanKey, Vec<(&'static str, String)>)>) {
         for (root, fields) in closed {
             let all = self.process.iter_mut().chain(&mut self.continuous).chain(&mut self.wall);

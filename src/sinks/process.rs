@@ -17,7 +17,6 @@ const MOST_BYTES: usize = 16 << 20;
 const MOST_NAMES: usize = 4_096;
 const MOST_SPANS: usize = 65_536;
 
-/// The samples of all threads, by stack, thread name and span.
 pub(crate) struct ProcessSamples {
     totals: Aggregate<ProcessPlace>,
     /// The names of threads by number, each with one of the threads that have it.
@@ -155,7 +154,6 @@ impl ProcessSamples {
         }
     }
 
-    /// Sets the fields of a local root, if samples fell in it.
     pub(crate) fn set_fields(&mut self, root: SpanKey, fields: Vec<(&'static str, String)>) {
         if let Some(span) = self.spans.get_mut(&root) {
             span.fields = fields;
@@ -178,7 +176,6 @@ impl ProcessSamples {
         }
     }
 
-    /// The local roots that may be open.
     pub(crate) fn open_roots(&self) -> impl Iterator<Item = SpanInfo> {
         let known = self.open.iter().filter_map(|key| Some((*key, self.spans.get(key)?.known?)));
         known.filter(|(key, known)| known.root == *key).map(|(_, known)| known)

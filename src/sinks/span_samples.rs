@@ -40,7 +40,6 @@ pub(crate) struct StoredSample {
 const INSIDE: u32 = 1 << 31;
 
 impl StoredSample {
-    /// Whether it is of a span inside the one that has it, and not of that itself.
     pub(crate) fn is_of_span_inside(&self) -> bool {
         self.thread & INSIDE != 0
     }

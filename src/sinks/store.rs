@@ -46,7 +46,6 @@ struct Refused {
 /// A closed span with all closed spans inside it.
 #[derive(Default)]
 struct ClosedTree {
-    /// The time of the last sample in these spans.
     last_ns: u64,
     /// Each span with its root.
     spans: Vec<(SpanKey, SpanKey)>,
@@ -77,7 +76,6 @@ impl Store {
         }
     }
 
-    /// Adds a sample to a span. `round` is the current one.
     pub(crate) fn add(&mut self, span: SpanKey, sample: NewSample<'_>, round: u64) -> Added {
         let NewSample { kind, time_ns, weight, .. } = sample;
         let is_on_cpu = kind == SampleKind::OnCpu;
@@ -218,7 +216,6 @@ impl Store {
         self.lose(span, refused.lost);
     }
 
-    /// Adds CPU time that was lost to a span, if it is there.
     fn lose(&mut self, span: SpanKey, lost: Lost) {
         if let Some(pending) = self.spans.get_mut(&span)
             && lost != Lost::default()
@@ -227,7 +224,6 @@ impl Store {
         }
     }
 
-    /// Whether a sample was lost and memory has been short since.
     pub(crate) fn is_memory_short(&mut self) -> bool {
         let has_room = self.used_bytes() + SOME_STACKS <= self.budget_bytes;
         self.has_lost &= !has_room || self.spans.len() >= self.most_spans;

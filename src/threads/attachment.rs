@@ -35,7 +35,6 @@ pub(crate) struct Attachment {
 
 enum Phase {
     Detached {
-        /// When attaching it last failed.
         failed: Option<Instant>,
     },
     Attached,
@@ -81,9 +80,7 @@ pub(crate) struct Timing {
     pub(crate) linger: Duration,
     /// How long a thread that attaches itself stays attached without a demand, at first.
     pub(crate) own_linger: Duration,
-    /// The CPU budget for attaching threads.
     pub(crate) attaching: CpuBudget,
-    /// The CPU budget for capturing waits.
     pub(crate) captures: CpuBudget,
     /// The longest interval between scans while a thread is in a span.
     pub(crate) longest_scan_interval: Duration,
@@ -181,7 +178,6 @@ impl Attachment {
         let now = Instant::now();
         let before = self.attached.replace(now);
         self.is_brief = is_brief;
-        // A thread that is attached again soon stays attached for longer.
         let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
         let longer = (2 * self.linger).clamp(self.timing.linger, LONGEST_LINGER);
         self.linger = match (is_brief, is_soon) {

@@ -25,13 +25,6 @@ pub(crate) struct SampledThread {
     unused_since: Option<Instant>,
 }
 
-/// How soon half of a ring may be full. The kernel could wake the collector, but that takes a file, which may be closed.
-pub(crate) fn fill_time(sampled: &[SampledThread]) -> Duration {
-    const SHORTEST: Duration = Duration::from_micros(250);
-    let of_each = sampled.iter().filter_map(|one| one.cursor.fill_time(one.waiting().is_some()));
-    of_each.min().map_or(Duration::MAX, |soonest| soonest.max(SHORTEST))
-}
-
 impl SampledThread {
     pub(crate) fn new(thread: Arc<ThreadShared>, timing: Timing) -> Self {
         let cursor = ThreadCursor::new(thread);

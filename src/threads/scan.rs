@@ -7,7 +7,7 @@ use super::Threads;
 use super::attachment::Check;
 use super::holder_search::search_holders;
 use super::parked::PARK_AFTER;
-use super::sampled::fill_time;
+use super::sampled::SampledThread;
 use super::waits::{
     IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, WAITING_SCAN_INTERVAL,
     WAITING_SCAN_INTERVAL_BY_CLOCK,
@@ -21,6 +21,8 @@ use crate::stats::Counters;
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
+/// How soon a ring may be read because half of it may be full.
+const SOONEST_FULL: Duration = Duration::from_micros(250);
 /// How long one scan may spend on attaching threads, which takes some 150 µs each.
 const MAX_ATTACHING: Duration = Duration::from_millis(5);
 /// How many threads may be attached again at another rate in one scan. More would not fit into [`MAX_ATTACHING`].
@@ -78,8 +80,11 @@ impl Threads {
     /// How long until the next scan, or until a ring may be half full.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         let is_any = !self.sampled.is_empty();
-        let until_scan = is_any.then(|| self.until_scan().min(fill_time(&self.sampled)));
-        until_scan.into_iter().chain(self.process.until_next()).min()
+        // The kernel could wake the collector when half of a ring is full, but that takes a file, which may be closed.
+        let fills = |one: &SampledThread| one.cursor.fill_time(one.waiting().is_some());
+        let until_full = self.sampled.iter().filter_map(fills).min().map(|it| it.max(SOONEST_FULL));
+        let until_scan = is_any.then(|| self.until_scan());
+        until_scan.into_iter().chain(until_full).chain(self.process.until_next()).min()
     }
 
     /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due, or soon due and
