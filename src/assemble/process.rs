@@ -102,7 +102,7 @@ impl<'a> ProfileInputs<'a> {
             let each = total.weight / points;
             for point in 0..points {
                 let rest = if point == 0 { total.weight - each * points } else { 0 };
-                tables.add(kind, time_ns, each + rest, samples.thread(place), stack, link);
+                tables.add(kind, time_ns, each + rest, place.thread, stack, link);
             }
         }
         tables.add_leaf(SampleKind::OnCpu, StackLeaf::OtherStacks, time_ns, others.weight);

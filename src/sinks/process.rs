@@ -1,6 +1,7 @@
 //! The CPU time or the wall time of all threads of the process, while a profile of it is made.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use super::aggregate::{Aggregate, Total};
@@ -19,9 +20,8 @@ const MOST_SPANS: usize = 65_536;
 
 pub(crate) struct ProcessSamples {
     totals: Aggregate<ProcessPlace>,
-    /// The names of threads by number, each with one of the threads that have it.
-    threads: Vec<OsThread>,
-    numbers: HashMap<String, u32>,
+    /// By their names: the first one of each.
+    threads: HashMap<String, OsThread>,
     /// The spans that samples fell in, and their local roots.
     spans: HashMap<SpanKey, ProcessSpan>,
     /// The spans of which more may become known.
@@ -34,8 +34,8 @@ pub(crate) struct ProcessSamples {
 /// Where a thread was, beside its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProcessPlace {
-    /// The number of its name; `None` if there are too many.
-    thread: Option<u32>,
+    /// The first thread with its name; `None` if there are too many names.
+    pub(crate) thread: Option<OsThread>,
     span: Option<SpanKey>,
     /// The thread did not run: known of wall time.
     pub(crate) is_blocked: bool,
@@ -56,8 +56,7 @@ impl ProcessSamples {
     pub(crate) fn new(began_ns: u64) -> Self {
         Self {
             totals: Aggregate::new(MOST_BYTES),
-            threads: Vec::new(),
-            numbers: HashMap::new(),
+            threads: HashMap::new(),
             spans: HashMap::new(),
             open: Vec::new(),
             weight_ns: 0,
@@ -102,31 +101,25 @@ impl ProcessSamples {
     ) -> ProcessPlace {
         let is_full = self.totals.is_full();
         let span = span.filter(|span| !is_full && self.note_span(*span));
-        let thread = thread.and_then(|thread| self.number_of(thread));
+        let thread = thread.and_then(|thread| self.first_of_name(thread));
         ProcessPlace { thread, span, is_blocked }
     }
 
     /// Returns whether there is room for it.
     fn note_span(&mut self, span: SpanKey) -> bool {
-        let is_known = self.spans.contains_key(&span);
-        if !is_known && self.spans.len() < MOST_SPANS {
+        if !self.spans.contains_key(&span) && self.spans.len() < MOST_SPANS {
             self.spans.insert(span, ProcessSpan::default());
             self.open.push(span);
         }
-        is_known || self.spans.contains_key(&span)
+        self.spans.contains_key(&span)
     }
 
-    fn number_of(&mut self, thread: OsThread) -> Option<u32> {
-        let name = thread.name();
-        if let Some(number) = self.numbers.get(&name) {
-            return Some(*number);
+    fn first_of_name(&mut self, thread: OsThread) -> Option<OsThread> {
+        let has_room = self.threads.len() < MOST_NAMES;
+        match self.threads.entry(thread.name()) {
+            Entry::Occupied(first) => Some(*first.get()),
+            Entry::Vacant(place) => has_room.then(|| *place.insert(thread)),
         }
-        let number = u32::try_from(self.threads.len()).ok()?;
-        (self.threads.len() < MOST_NAMES).then(|| {
-            self.threads.push(thread);
-            self.numbers.insert(name, number);
-            number
-        })
     }
 
     /// Reads from the store what has become known of spans. In each round, before the store forgets those that have
@@ -142,15 +135,9 @@ impl ProcessSamples {
             roots.extend(span.known.map(|known| known.root).filter(|root| root != key));
             pending.closed_ns.is_none()
         });
-        for root in roots {
-            if !spans.contains_key(&root)
-                && spans.len() < MOST_SPANS
-                && let Some(pending) = store.get(root)
-            {
-                let (known, ids) = (pending.known, pending.ids);
-                spans.insert(root, ProcessSpan { known, ids, ..ProcessSpan::default() });
-                open.extend(pending.closed_ns.is_none().then_some(root));
-            }
+        roots.retain(|root| !self.spans.contains_key(root) && self.note_span(*root));
+        if !roots.is_empty() {
+            self.note_spans(store);
         }
     }
 
@@ -207,11 +194,6 @@ impl ProcessSamples {
         self.spans.get(&key)
     }
 
-    /// A thread with the name of the threads at that place.
-    pub(crate) fn thread(&self, place: ProcessPlace) -> Option<OsThread> {
-        self.threads.get(place.thread? as usize).copied()
-    }
-
     pub(crate) fn weight_ns(&self) -> u64 {
         self.weight_ns
     }
@@ -246,7 +228,7 @@ mod tests {
             .totals_by(Some)
             .into_iter()
             .map(|(_, place, span, total)| {
-                let name = process.thread(place).map(|thread| thread.name());
+                let name = place.thread.map(|thread| thread.name());
                 (name.unwrap(), span, total.weight, total.count)
             })
             .collect();
