@@ -125,7 +125,7 @@ impl Tables<'_> {
     /// Adds the CPU time of the process without samples.
     fn add_unsampled(&mut self, samples: &ProcessSamples, time_ns: u64, cpu_ns: Option<u64>) {
         // Up to one sample more or less at each end is normal.
-        let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns());
+        let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns);
         if unsampled_ns > 2 * self.profile.period_ns {
             self.add_leaf(SampleKind::OnCpu, StackLeaf::NotSampled, time_ns, unsampled_ns);
         }

@@ -132,7 +132,7 @@ impl ContinuousProfiler {
             false => Vec::new(),
         };
         // A process that sleeps has nothing to show.
-        if samples.weight_ns() == 0 && allocated.is_empty() {
+        if samples.weight_ns == 0 && allocated.is_empty() {
             return None;
         }
         let inputs =

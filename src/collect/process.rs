@@ -83,7 +83,7 @@ impl RunningProfile {
             Some(wall) => {
                 let observations = wall.observations;
                 // What an observation represents, on average.
-                let period_ns = samples.weight_ns() / observations.found.max(1);
+                let period_ns = samples.weight_ns / observations.found.max(1);
                 (wall.added_until_ns, period_ns, Some(notes_of(observations)))
             }
             None => (intake.now_ns(), period_ns, None),

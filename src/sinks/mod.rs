@@ -106,7 +106,7 @@ mod tests {
         sinks.add_ran(None, NewSample { time_ns: 4, ..sample }, None, 0);
         // What a thread allocates or waits for is not CPU time.
         sinks.store.add(SPAN, sample, 0);
-        assert_eq!(sinks.process.map(|process| process.weight_ns()), Some(14));
-        assert_eq!(sinks.continuous.map(|process| process.weight_ns()), Some(2 * 3 + 7));
+        assert_eq!(sinks.process.map(|process| process.weight_ns), Some(14));
+        assert_eq!(sinks.continuous.map(|process| process.weight_ns), Some(2 * 3 + 7));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct ProcessSamples {
     spans: HashMap<SpanKey, ProcessSpan>,
     /// The spans of which more may become known.
     open: Vec<SpanKey>,
-    weight_ns: u64,
+    pub(crate) weight_ns: u64,
     /// Samples from before are not part of it.
     began_ns: u64,
 }
@@ -193,10 +193,6 @@ impl ProcessSamples {
     pub(crate) fn span(&self, key: SpanKey) -> Option<&ProcessSpan> {
         self.spans.get(&key)
     }
-
-    pub(crate) fn weight_ns(&self) -> u64 {
-        self.weight_ns
-    }
 }
 
 #[cfg(test)]
@@ -237,7 +233,7 @@ mod tests {
             totals,
             [(worker.clone(), None, 20, 2), (worker, Some(key(6)), 10, 1), (other, None, 10, 1)]
         );
-        assert_eq!(process.weight_ns(), 40);
+        assert_eq!(process.weight_ns, 40);
         let id = RegistryId::MIN;
         let info = |root, parent| SpanInfo { parent, root: key(root), id, plan: 7, opened_ns: 0 };
         store.register(key(5), info(5, None), 1);

@@ -328,10 +328,8 @@ impl Store {
             let must_free = if tree.has_new { is_memory_short } else { is_half_used };
             let around = tree.around.filter(|around| self.spans.contains_key(around));
             for (span, root) in tree.spans {
-                match around {
-                    Some(around) if !must_free => self.fold(span, around),
-                    _ => samples += self.evict(span, around.unwrap_or(root)),
-                }
+                let has_room = !must_free && around.is_some();
+                samples += self.fold(span, around.unwrap_or(root), has_room);
             }
         }
         let spans = &self.spans;
@@ -345,22 +343,36 @@ impl Store {
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    /// Moves what a span has into one around it.
-    fn fold(&mut self, span: SpanKey, around: SpanKey) {
-        let Some(from) = self.spans.remove(&span) else { return };
+    /// Moves what a span has into one around it: unless it `has_room`, only how much time that is. Returns how many samples
+    /// were dropped that are in no profile.
+    fn fold(&mut self, span: SpanKey, around: SpanKey, has_room: bool) -> u64 {
+        let Some(from) = self.spans.remove(&span) else { return 0 };
         self.bytes -= from.bytes();
+        let is_lost = !has_room && from.state != PendingState::Exported;
+        let dropped = if is_lost { from.samples(SampleKind::OnCpu).len() as u64 } else { 0 };
         let (bytes, tables, most) = (&mut self.bytes, &mut self.tables, self.most_samples);
-        let Some(around) = self.spans.get_mut(&around) else { return from.release(tables) };
+        let Some(around) = self.spans.get_mut(&around) else {
+            from.release(tables);
+            return dropped;
+        };
         // Its samples have them.
         around.losses += Losses { folded: 0, ..from.losses };
         around.last_ns = around.last_ns.max(from.last_ns);
         for (kind, moved) in from.kinds {
-            around.losses.folded += moved.samples.len() as u64;
+            let count = moved.samples.len() as u64;
+            around.losses.folded += if has_room { count } else { 0 };
             let of_kind = around.of_kind(kind, bytes);
-            let skipped = &mut of_kind.downsampling.skipped_weight;
-            *skipped = skipped.saturating_add(moved.downsampling.skipped_weight);
             of_kind.downsampled += moved.downsampled;
             of_kind.lost += moved.lost;
+            let skipped = moved.downsampling.skipped_weight;
+            if !has_room {
+                let weights = moved.samples.iter().map(|sample| sample.weight);
+                of_kind.lose(kind, Lost { count, weight: skipped + weights.sum::<u64>() });
+                moved.samples.iter().for_each(|sample| tables.remove(sample));
+                continue;
+            }
+            let skipped_there = &mut of_kind.downsampling.skipped_weight;
+            *skipped_there = skipped_there.saturating_add(skipped);
             for sample in moved.samples {
                 let Ok(weight) = of_kind.admit(kind, sample.weight, most) else {
                     tables.remove(&sample);
@@ -370,28 +382,7 @@ impl Store {
                 of_kind.push(moved, most, tables, bytes);
             }
         }
-    }
-
-    /// Drops what a span has. Its time is lost to the span around it.
-    fn evict(&mut self, span: SpanKey, around: SpanKey) -> u64 {
-        let Some(pending) = self.remove_span(span) else { return 0 };
-        if let Some(around) = self.spans.get_mut(&around) {
-            around.losses += pending.losses;
-            around.last_ns = around.last_ns.max(pending.last_ns);
-            for (kind, of_kind) in &pending.kinds {
-                let weights = of_kind.samples.iter().map(|sample| sample.weight);
-                let weight = of_kind.downsampling.skipped_weight + weights.sum::<u64>();
-                let count = of_kind.samples.len() as u64;
-                let of_around = around.of_kind(*kind, &mut self.bytes);
-                of_around.lost += of_kind.lost;
-                of_around.lose(*kind, Lost { count, weight });
-                of_around.downsampled += of_kind.downsampled;
-            }
-        }
-        match pending.state {
-            PendingState::Exported => 0,
-            _ => pending.samples(SampleKind::OnCpu).len() as u64,
-        }
+        dropped
     }
 
     pub(crate) fn remove_root(&mut self, root: SpanKey) {

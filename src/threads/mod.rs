@@ -168,7 +168,7 @@ impl Threads {
         self.scan(intake, least_age);
         self.can_end = false;
         let mut entered = HashSet::new();
-        intake.is_lowered = self.reading.is_lowered();
+        intake.is_lowered = self.reading.times > 1.0;
         self.sampled.retain_mut(|sampled| {
             entered.extend(sampled.drain(intake));
             if sampled.was_over {

@@ -96,7 +96,7 @@ impl Threads {
         let Some((why, periods)) = self.process.demand() else { return };
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(why).frequency(intake.now_ns());
-        let rate = why.rate(frequency, periods).slowed(self.reading.times());
+        let rate = why.rate(frequency, periods).slowed(self.reading.times);
         if self.process.search((why, rate), (&intake.source, intake.now_ns()), &hooked) {
             self.scan_soon();
         }
@@ -137,7 +137,7 @@ impl Threads {
             now_ns,
             may_attach,
             may_change: may_attach,
-            times: self.reading.times(),
+            times: self.reading.times,
             process: None,
             source: &intake.source,
         };
@@ -255,7 +255,7 @@ impl Threads {
     }
 
     pub(super) fn check_budget(&mut self, intake: &Intake) {
-        let before = self.reading.times();
+        let before = self.reading.times;
         let Some(times) = self.reading.update(intake.now_ns(), self.reading_ns) else {
             return;
         };
