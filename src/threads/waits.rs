@@ -66,10 +66,27 @@ impl CaptureBudget {
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
     fn note_unseen(&mut self, error: &io::Error, is_blocked: Option<bool>) {
         // A thread that has ended cannot be, either.
-        if !self.has_noted_unseen && Blocked::of(sys::current_tid()).is_err() {
-            self.has_noted_unseen = true;
-            self.unseen = Some(unseen(error, is_blocked.is_some()));
+        if self.has_noted_unseen || Blocked::of(sys::current_tid()).is_ok() {
+            return;
         }
+        let what = match is_blocked {
+            Some(_) => "waits have their length and no stack",
+            None => {
+                "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
+            }
+        };
+        let why = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                ": the program has changed its user, has file capabilities, or is not dumpable"
+            }
+            io::ErrorKind::NotFound => {
+                ": is /proc mounted, and that of this process' PID namespace?"
+            }
+            _ => "",
+        };
+        let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
+        self.unseen = Some(LogEvent::warning(LogKind::WaitsUnseen, message));
+        self.has_noted_unseen = true;
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
@@ -81,25 +98,6 @@ impl CaptureBudget {
         }
         is_due
     }
-}
-
-/// The log event that blocked threads cannot be inspected. If nothing else tells that they are, there are no waits.
-fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
-    let what = match is_known {
-        true => "waits have their length and no stack",
-        false => {
-            "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
-        }
-    };
-    let why = match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            ": the program has changed its user, has file capabilities, or is not dumpable"
-        }
-        io::ErrorKind::NotFound => ": is /proc mounted, and that of this process' PID namespace?",
-        _ => "",
-    };
-    let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
-    LogEvent::warning(LogKind::WaitsUnseen, message)
 }
 
 pub(crate) struct Scanner<'a> {
@@ -118,11 +116,6 @@ impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
         self.intake.clock().raw_ns(thread.last_hook_at())
-    }
-
-    /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn counted_ns(&self, thread: &ThreadShared) -> u64 {
-        self.intake.clock().raw_ns(thread.claimed_at())
     }
 }
 
@@ -269,15 +262,15 @@ impl BlockDetector {
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(cursor, scanner);
-            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), scanner);
+            self.finish(ended.unwrap_or((waiting.lasted_until_ns, None)), scanner);
         }
     }
 
-    fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
+    fn finish(&mut self, (end_ns, clock): EndedWait, scanner: &mut Scanner<'_>) {
         let Some(mut waiting) = self.waiting.take() else { return };
         waiting.choose_holder(true);
-        self.last = ended.clock;
-        let wait = waiting.until(ended.at_ns);
+        self.last = clock;
+        let wait = waiting.until(end_ns);
         scanner.intake.add_wait(waiting.span, wait);
         let [skipped_ns, count] = waiting.skipped;
         if count > 0 {
@@ -367,18 +360,8 @@ impl BlockDetector {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct EndedWait {
-    at_ns: u64,
-    /// The CPU clock reading that showed the end, unless a hook has read the clock since.
-    clock: Option<CpuReading>,
-}
-
-impl EndedWait {
-    fn at(at_ns: u64) -> Self {
-        Self { at_ns, clock: None }
-    }
-}
+/// When a wait ended, and the CPU clock reading that showed that, unless a hook has read the clock since.
+type EndedWait = (u64, Option<CpuReading>);
 
 impl WaitingThread {
     pub(crate) fn waited_ns(&self) -> u64 {
@@ -410,7 +393,7 @@ impl WaitingThread {
                 let ring = cursor.switches()?;
                 (ring.head() != position)
                     .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
-                    .map(EndedWait::at)
+                    .map(|at_ns| (at_ns, None))
             }
             Proof::Cpu(before, position) => {
                 let now =
@@ -422,13 +405,13 @@ impl WaitingThread {
                 let recorded = cursor.switches().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| ring.switched_in_after(at));
                 if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
-                    return Some(EndedWait::at(at_ns));
+                    return Some((at_ns, None));
                 }
                 // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
                 let hook =
                     cursor.thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(EndedWait::at(self.lasted_until_ns));
+                    return Some((self.lasted_until_ns, None));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
@@ -445,10 +428,9 @@ impl WaitingThread {
                 };
                 let clock = hook.is_none().then_some(reading);
                 // The wait ended before the hook that counted it.
-                let counted_ns = Some(scanner.counted_ns(&cursor.thread))
-                    .filter(|counted_ns| *counted_ns > self.since_ns);
-                let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
-                Some(EndedWait { at_ns, clock })
+                let counted_ns = scanner.intake.clock().raw_ns(cursor.thread.claimed_at());
+                let latest_ns = if counted_ns > self.since_ns { counted_ns } else { u64::MAX };
+                Some(((self.lasted_until_ns + off_ns).min(latest_ns), clock))
             }
         }
     }
