@@ -152,8 +152,8 @@ impl Tables<'_> {
 struct ProcessLinks<'a> {
     inputs: ProfileInputs<'a>,
     samples: &'a ProcessSamples,
-    /// Whether spans have links of their own, inside those of their local roots. Otherwise all in roots with one name and
-    /// the same fields have one.
+    /// Whether spans have links of their own, inside those of their local roots. Otherwise all in roots with one name
+    /// and the same fields have one.
     is_one: bool,
     known: HashMap<SpanKey, Option<LinkId>>,
 }

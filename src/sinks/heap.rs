@@ -10,10 +10,8 @@ use crate::profile::SampleKind;
 use crate::stats::Counters;
 use crate::sys;
 
-/// The memory for stacks.
-const MOST_BYTES: usize = 16 << 20;
-
 /// All sampled allocations of the process, by stack, and the sampled blocks in use.
+#[derive(Default)]
 pub(crate) struct Heap {
     /// All that each stack has allocated: bytes, and the number of blocks.
     allocated: Aggregate,
@@ -27,13 +25,6 @@ struct HeapBlock {
     uses: u32,
     stack: StoredStack,
     total: Total,
-}
-
-impl Default for Heap {
-    fn default() -> Self {
-        let (blocks, seen) = (HashMap::new(), HashMap::new());
-        Self { allocated: Aggregate::new(MOST_BYTES), blocks, seen }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ pub(crate) struct ClosedChild {
 }
 
 /// The spans inside a span that have closed, at any depth, by the number of their plan.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) by_plan: HashMap<u64, ChildTimes>,
     /// Of further plans.
@@ -63,13 +63,7 @@ impl Ledger {
     pub(crate) const MOST_GROWTH: usize = BYTES_A_LEDGER + BYTES_A_PLAN + BYTES_AN_INTERVAL;
 
     pub(crate) fn new() -> Self {
-        Self {
-            by_plan: HashMap::new(),
-            others: ChildTimes::default(),
-            from_ns: u64::MAX,
-            has_lost: false,
-            bytes: BYTES_A_LEDGER,
-        }
+        Self { from_ns: u64::MAX, bytes: BYTES_A_LEDGER, ..Self::default() }
     }
 
     pub(crate) fn add(&mut self, child: ClosedChild) {

@@ -63,8 +63,8 @@ impl Sinks {
         span.is_some() || self.process.is_some() || self.continuous.is_some()
     }
 
-    /// Adds a sample of a thread that ran to those that want it. `continuous_ns` is what it represents in the continuous
-    /// profile, if that is not its weight. Returns what the store made of it, if it is in a span.
+    /// Adds a sample of a thread that ran to those that want it. `continuous_ns` is what it represents in the
+    /// continuous profile, if that is not its weight. Returns what the store made of it, if it is in a span.
     pub(crate) fn add_ran(
         &mut self,
         span: Option<SpanKey>,

@@ -12,12 +12,11 @@ use super::store::Store;
 use crate::span::{SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
 
-/// The memory for stacks.
-const MOST_BYTES: usize = 16 << 20;
 /// Further threads have no name in the profile, and samples in further spans are in none.
 const MOST_NAMES: usize = 4_096;
 const MOST_SPANS: usize = 65_536;
 
+#[derive(Default)]
 pub(crate) struct ProcessSamples {
     totals: Aggregate<ProcessPlace>,
     /// By their names: the first one of each.
@@ -32,7 +31,7 @@ pub(crate) struct ProcessSamples {
 }
 
 /// Where a thread was, beside its stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProcessPlace {
     /// The first thread with its name; `None` if there are too many names.
     pub(crate) thread: Option<OsThread>,
@@ -54,14 +53,7 @@ pub(crate) struct ProcessSpan {
 impl ProcessSamples {
     /// Of a profile that begins then: threads may be sampled already.
     pub(crate) fn new(began_ns: u64) -> Self {
-        Self {
-            totals: Aggregate::new(MOST_BYTES),
-            threads: HashMap::new(),
-            spans: HashMap::new(),
-            open: Vec::new(),
-            weight_ns: 0,
-            began_ns,
-        }
+        Self { began_ns, ..Self::default() }
     }
 
     /// Adds a sample of a thread that ran, in that span, if it was in one.

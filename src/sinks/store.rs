@@ -12,6 +12,7 @@ use crate::keep::SpanNames;
 use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
 
+#[derive(Default)]
 pub(crate) struct Store {
     spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks and threads of all samples.
@@ -61,18 +62,10 @@ const REFUSED_TIMES: usize = 4;
 impl Store {
     pub(crate) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
-            spans: HashMap::new(),
-            tables: SampleTables::default(),
-            names: Arc::default(),
-            roots: HashMap::new(),
-            bytes: 0,
             budget_bytes,
             most_samples: most_samples.max(2),
             most_spans: most_spans.max(1),
-            refused: HashMap::new(),
-            has_lost: false,
-            none_is_large: false,
-            child_lost_ns: 0,
+            ..Self::default()
         }
     }
 
@@ -173,8 +166,7 @@ impl Store {
         self.spans.len() < self.most_spans || self.spans.contains_key(&span)
     }
 
-    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest one around it that is
-    /// known, if any is.
+    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest known one around it.
     fn place_of(&self, span: SpanKey) -> Option<SpanKey> {
         if self.has_place(span) {
             return Some(span);
@@ -343,8 +335,8 @@ impl Store {
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    /// Moves what a span has into one around it: unless it `has_room`, only how much time that is. Returns how many samples
-    /// were dropped that are in no profile.
+    /// Moves what a span has into one around it: unless that `has_room`, only how much time it is. Returns how many
+    /// samples were dropped that are in no profile.
     fn fold(&mut self, span: SpanKey, around: SpanKey, has_room: bool) -> u64 {
         let Some(from) = self.spans.remove(&span) else { return 0 };
         self.bytes -= from.bytes();

@@ -38,8 +38,8 @@ impl SampledThreads {
         !self.parked.is_empty()
     }
 
-    /// Brings back the parked threads that have ended, and ends those that were in no span for `idle`. Returns whether there
-    /// are any.
+    /// Brings back the parked threads that have ended, and ends those that were in no span for `idle`. Returns whether
+    /// there are any.
     pub(crate) fn sweep(&mut self, now: Instant, idle: Duration) -> bool {
         let over = self
             .parked
