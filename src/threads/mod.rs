@@ -7,7 +7,6 @@ mod holder_search;
 mod holders;
 mod inspect;
 mod locks;
-mod parked;
 mod reading_budget;
 mod rivals;
 mod run_delay;
@@ -27,9 +26,9 @@ pub(crate) use locks::{BlockedThread, MAX_THREADS};
 pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
-use parked::SampledThreads;
 use reading_budget::ReadingBudget;
 use rivals::Rivals;
+use sampled::SampledThreads;
 use scan::Schedule;
 use waits::CaptureBudget;
 

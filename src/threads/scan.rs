@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use super::Threads;
 use super::attachment::Check;
 use super::holder_search::search_holders;
-use super::parked::PARK_AFTER;
-use super::sampled::SampledThread;
+use super::sampled::{PARK_AFTER, SampledThread};
 use super::waits::{
     IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, WAITING_SCAN_INTERVAL,
     WAITING_SCAN_INTERVAL_BY_CLOCK,
