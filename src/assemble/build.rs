@@ -216,7 +216,6 @@ impl ProfileAssembler<'_> {
         (is_all && is_longer).then_some(off_cpu_ns)
     }
 
-    /// The kept spans that are inside no other.
     fn topmost(&self, group: &ProfileGroup) -> Vec<SpanKey> {
         let kept: HashMap<_, _> = group.kept.iter().map(|span| (span.key, span)).collect();
         let is_inside = |span: &&KeptSpan| {

@@ -32,7 +32,6 @@ impl<'a> Links<'a> {
         Self { pending, kept, decided: HashMap::new() }
     }
 
-    /// The ids under which a span is exported.
     pub(crate) fn ids_of(&self, span: SpanKey) -> Ids {
         pair(self.pending.get(span)?.ids)
     }

@@ -122,7 +122,6 @@ impl Tables<'_> {
         }
     }
 
-    /// Adds the CPU time of the process without samples.
     fn add_unsampled(&mut self, samples: &ProcessSamples, time_ns: u64, cpu_ns: Option<u64>) {
         // Up to one sample more or less at each end is normal.
         let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns);

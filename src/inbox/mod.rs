@@ -86,7 +86,6 @@ pub(crate) enum HeapUse {
 }
 
 impl CopiedSample {
-    /// Of one await or allocation.
     pub(crate) fn new(
         span: Option<InnermostSpan>,
         amounts: [KindWeight; 2],

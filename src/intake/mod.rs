@@ -163,7 +163,6 @@ impl Intake {
         (reader, sink)
     }
 
-    /// Adds a wait of a thread in a span.
     pub(crate) fn add_wait(&mut self, span: SpanKey, wait: NewSample<'_>) {
         let is_kept = self.sinks.store.add(span, wait, self.round) == Added::Kept;
         let waits = &self.counters.waits;
@@ -175,7 +174,6 @@ impl Intake {
         sys::read_own_stack(sp, self.settings.stack_bytes, &mut self.bytes).is_ok()
     }
 
-    /// Unwinds the copy of a blocked thread's stack.
     pub(crate) fn unwind_blocked(
         &mut self,
         thread: Option<&ThreadShared>,

@@ -47,7 +47,6 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndReason {
-    /// There was no demand for a while.
     Unused,
     /// The thread is attached again at another rate.
     OtherRate,

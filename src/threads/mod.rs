@@ -138,7 +138,6 @@ impl Threads {
         slow.map(|sampled| sampled.thread().tid())
     }
 
-    /// The present waits.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &WaitingThread> {
         self.sampled.iter().filter_map(SampledThread::waiting)
     }

@@ -177,7 +177,6 @@ impl SampledThreads {
         self.active.len() > before
     }
 
-    /// Returns the threads that are not parked, by their ids.
     pub(crate) fn by_tid(&self) -> HashMap<u32, &SampledThread> {
         // The id of one that is over may be that of another thread by now.
         let all = self.active.iter().filter(|one| !one.thread().is_over());
