@@ -26,7 +26,7 @@ pub(crate) struct Attachment {
     /// The thread attached itself for one span alone, and does not stay attached after that.
     is_brief: bool,
     timing: Timing,
-    /// The thread cannot be sampled by a timer: that was refused.
+    /// The thread cannot be sampled by a timer: that was refused, or timers do not see its stack.
     needs_perf: bool,
     /// The last check left it out only because no thread might be attached.
     is_left_out: bool,
@@ -304,8 +304,7 @@ impl SampledThread {
         let now_ns = session.rate.period_ns;
         let is_other = now_ns.abs_diff(period_ns) > now_ns.min(period_ns) / 2
             || by_timer && session.has_switch_records()
-            // By a timer although perf is possible, because it was switched so often.
-            || !by_timer && session.rate.by_timer && !session.has_switch_records();
+            || !by_timer && self.has_timer_for_switches();
         let out = self.cursor.switches().and_then(SwitchRing::switched_out);
         self.cursor.is_attached() && is_other && out.is_none_or(|out| out.preempted)
     }
@@ -317,6 +316,16 @@ impl SampledThread {
             && !rate.by_timer
             && self.cursor.session.rate.period_ns < rate.period_ns
             && self.attachment.budgets.of(why).is_full()
+    }
+
+    /// Whether it is sampled by a timer although perf is possible, because it is switched so often.
+    fn has_timer_for_switches(&self) -> bool {
+        self.cursor.session.rate.by_timer && !self.cursor.session.has_switch_records()
+    }
+
+    /// Samples of its timer had no callers.
+    pub(crate) fn prefer_perf(&mut self) {
+        self.attachment.needs_perf |= self.has_timer_for_switches();
     }
 
     /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.

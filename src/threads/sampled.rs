@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::attachment::{Attachment, Timing};
@@ -47,8 +48,15 @@ impl SampledThread {
 
     pub(crate) fn drain(&mut self, intake: &mut Intake) -> Option<SpanKey> {
         self.go_to_next_session();
+        let elsewhere =
+            |intake: &Intake| intake.counters.stacks.on_other_stacks.load(Ordering::Relaxed);
+        let before = elsewhere(intake);
         let (reader, mut sink) = intake.parts();
         let span = self.cursor.drain(reader, &mut sink);
+        if elsewhere(intake) > before {
+            // Perf copies such a stack.
+            self.prefer_perf();
+        }
         self.cursor.drop_ended();
         span
     }
