@@ -33,7 +33,7 @@ pub(crate) struct StoredSample {
     pub(crate) weight: u64,
     pub(crate) stack: StoredStack,
     /// Where the tables have its thread, and [`INSIDE`].
-    thread: u32,
+    pub(super) thread: u32,
 }
 
 /// The sample is of a span inside the one that has it.

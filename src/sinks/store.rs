@@ -196,6 +196,7 @@ impl Store {
         if !self.has_place(span) && span != known.root {
             let Some(refused) = self.refused_entry(span, round) else { return };
             refused.known = Some(known);
+            // The root was registered before the spans inside it. If it has closed, no profile can say so any more.
             let lost = std::mem::take(&mut refused.lost);
             return self.lose(known.root, lost);
         }
@@ -203,7 +204,7 @@ impl Store {
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().push(span);
         }
-        // No longer.
+        // It is no longer refused.
         let refused = self.refused.remove(&span).unwrap_or_default();
         self.lose(span, refused.lost);
     }

@@ -11,23 +11,24 @@ use crate::sys::Schedstat;
 
 /// A reading takes up to 10 µs, as the file is opened for each, and those of all threads 1 % of a core.
 const A_READING_NS: u64 = 1_000_000;
+/// The pause after a failure. There may be files again by then.
+const RETRY_NS: u64 = 1_000_000_000;
 /// A thread that waits for less between two readings lacks no CPU.
 const STARVED_NS: u64 = 1_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct RunDelayReader {
+    /// When it was last read, or later if that failed: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     read_ns: u64,
     /// The last reading, when that was, and when the thread ran before: in ticks.
     last: Option<(Schedstat, u64, u64)>,
-    /// There is none to read as long as the thread is sampled for its spans.
-    pub(super) is_left_out: bool,
 }
 
 impl RunDelayReader {
     /// Reads that of a thread in a span past its sampling delay, and publishes it to the thread's hooks.
     pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         let pause_ns = A_READING_NS.saturating_mul(scanner.slow_threads);
-        if self.is_left_out || scanner.now_ns.saturating_sub(self.read_ns) < pause_ns {
+        if scanner.now_ns < self.read_ns.saturating_add(pause_ns) {
             return;
         }
         self.read_ns = scanner.now_ns;
@@ -49,7 +50,7 @@ impl RunDelayReader {
             }
             Err(_) if cursor.thread.is_over() => {}
             Err(_) => {
-                self.is_left_out = true;
+                self.read_ns = scanner.now_ns.saturating_add(RETRY_NS);
                 Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
             }
         }

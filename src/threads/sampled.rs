@@ -68,8 +68,6 @@ impl SampledThread {
         }
         if self.attachment.is_slow {
             self.run_delay.read(&self.cursor, scanner);
-        } else if !self.attachment.is_for_spans() {
-            self.run_delay.is_left_out = false;
         }
         self.detector.scan(&self.cursor, self.attachment.is_slow, scanner)
     }
