@@ -186,7 +186,7 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    /// Of a thread of which no span is past its sampling delay, unless it `is_slow`, no further waits are captured.
+    /// Captures a wait only if the thread `is_slow`: one of its spans is past its sampling delay.
     pub(crate) fn scan(
         &mut self,
         cursor: &ThreadCursor,
