@@ -166,7 +166,7 @@ impl LayerAllocations {
     }
 
     fn is_active(&self) -> bool {
-        self.is_active.load(Ordering::Relaxed) && self.inbox.is_here()
+        self.is_active.load(Ordering::Relaxed) && self.inbox.pool.is_here()
     }
 
     /// Whether it is to track the live heap.
@@ -209,7 +209,7 @@ impl LayerAllocations {
         let dropped = self.inbox.counters().dropped_queue_full;
         // Checked before: a span must not be promised samples that it will not have.
         let promised =
-            span.filter(|span| !self.inbox.is_full() && self.spans.report_allocation(span));
+            span.filter(|span| !self.inbox.samples.is_full() && self.spans.report_allocation(span));
         if promised.is_none() && span.is_some() {
             Counters::add(dropped, 1);
             if heap == HeapUse::None {

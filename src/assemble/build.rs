@@ -141,23 +141,6 @@ impl ProfileAssembler<'_> {
         BuiltProfile { profile, modules, spans: all, downsampled, losses }
     }
 
-    /// Returns the spans that a profile shows something of.
-    fn sampled_spans(
-        &self,
-        spans: &[SpanKey],
-        inside: &HashSet<SpanKey>,
-        tables: &mut Tables<'_>,
-    ) -> Vec<SampledSpan<'_>> {
-        let pending = |span: &SpanKey| Some((*span, self.inputs.pending.get(*span)?));
-        let pending = spans.iter().filter_map(pending).filter(|(_, pending)| !pending.is_empty());
-        let sampled = pending.map(|(span, pending)| {
-            let link = tables.link(span, inside);
-            let linked = link.and_then(|link| tables.profile.link(link)?.linked);
-            SampledSpan { pending, link, linked }
-        });
-        sampled.collect()
-    }
-
     /// The tables with one in `times` of the samples, and at least one of each kind; `None` if that does not fit into a profile
     /// and less is possible. Returns also the spans that a profile shows something of, how the stacks ended, and how many
     /// samples were left out.
@@ -170,7 +153,14 @@ impl ProfileAssembler<'_> {
     ) -> Option<(Tables<'b>, Vec<SampledSpan<'b>>, Losses, u64)> {
         let pending = self.inputs.pending;
         let mut tables = Tables::new(self.inputs, id, Some(group), detail);
-        let spans = self.sampled_spans(all, inside, &mut tables);
+        let spans = all.iter().filter_map(|span| Some((*span, pending.get(*span)?)));
+        let spans = spans.filter(|(_, pending)| !pending.is_empty());
+        let spans = spans.map(|(span, pending)| {
+            let link = tables.link(span, inside);
+            let linked = link.and_then(|link| tables.profile.link(link)?.linked);
+            SampledSpan { pending, link, linked }
+        });
+        let spans: Vec<_> = spans.collect();
         let mut counts: HashMap<SampleKind, usize> = HashMap::new();
         for (kind, of_kind) in spans.iter().flat_map(|span| &span.pending.kinds) {
             *counts.entry(*kind).or_default() += of_kind.samples.len();
@@ -226,7 +216,6 @@ impl ProfileAssembler<'_> {
         (is_all && is_longer).then_some(off_cpu_ns)
     }
 
-    /// The kept spans that are inside no other.
     fn topmost(&self, group: &ProfileGroup) -> Vec<SpanKey> {
         let kept: HashMap<_, _> = group.kept.iter().map(|span| (span.key, span)).collect();
         let is_inside = |span: &&KeptSpan| {
@@ -263,7 +252,6 @@ impl ProfileAssembler<'_> {
     }
 }
 
-/// A span with samples, and what they link to.
 struct SampledSpan<'a> {
     pending: &'a SpanSamples,
     link: Option<LinkId>,

@@ -16,14 +16,14 @@ pub(crate) fn children_of(
     (span, opened_ns): (SpanKey, u64),
     name_of: impl Fn(u64) -> Option<String>,
 ) -> Children {
+    let are_incomplete = store.child_lost_ns > opened_ns;
     let Some(ledger) = store.get(span).and_then(|pending| pending.children.as_ref()) else {
-        let are_incomplete = store.may_miss_children(opened_ns);
         return Children { are_incomplete, ..Children::default() };
     };
     // Several callsites, and several rules of one, can have the same name.
-    let (mut by_name, mut others) = (BTreeMap::new(), ledger.others().clone());
-    for (plan, times) in ledger.by_plan() {
-        match name_of(plan) {
+    let (mut by_name, mut others) = (BTreeMap::new(), ledger.others.clone());
+    for (plan, times) in &ledger.by_plan {
+        match name_of(*plan) {
             Some(name) => by_name.entry(name).or_insert_with(ChildTimes::default).merge(times),
             None => others.merge(times),
         }
@@ -37,8 +37,8 @@ pub(crate) fn children_of(
     totals.extend((others.count > 0).then(|| self::totals(None, &others)));
     Children {
         totals,
-        are_incomplete: ledger.has_lost() || store.may_miss_children(opened_ns),
-        from_ns: ledger.counted_from_ns().saturating_sub(opened_ns),
+        are_incomplete: ledger.has_lost || are_incomplete,
+        from_ns: ledger.from_ns.saturating_sub(opened_ns),
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let mut store = store([(2, 10, 15)]);
         let is_incomplete =
             |store: &Store, opened_ns| children_of(store, (SPAN, opened_ns), name).are_incomplete;
-        store.note_lost_child(20);
+        store.child_lost_ns = 20;
         assert!(is_incomplete(&store, 19));
         assert!(!is_incomplete(&store, 20), "lost before it opened");
         let mut small = Store::new(1, 100, 100);

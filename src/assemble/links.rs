@@ -21,7 +21,6 @@ pub(crate) struct Links<'a> {
     pending: &'a Store,
     /// By the kept span, without those that were kept while they were open.
     kept: HashMap<SpanKey, &'a SpanLink>,
-    knows_ids: bool,
     /// What was decided for the innermost kept span around a span, if ids were known then.
     decided: HashMap<SpanKey, Ids>,
 }
@@ -29,27 +28,19 @@ pub(crate) struct Links<'a> {
 impl<'a> Links<'a> {
     pub(crate) fn new(pending: &'a Store, group: &'a ProfileGroup) -> Self {
         let kept = group.kept.iter().filter(|span| span.link.to.is_some());
-        let has_ids = |span: &SpanKey| pending.get(*span).is_some_and(|span| span.ids.is_some());
-        Self {
-            pending,
-            kept: kept.map(|span| (span.key, &span.link)).collect(),
-            knows_ids: group.kept.iter().any(|span| span.link.ids.is_some())
-                || pending.of_root(group.root).iter().any(has_ids),
-            decided: HashMap::new(),
-        }
+        let kept = kept.map(|span| (span.key, &span.link)).collect();
+        Self { pending, kept, decided: HashMap::new() }
     }
 
-    /// The ids under which a span is exported.
     pub(crate) fn ids_of(&self, span: SpanKey) -> Ids {
         pair(self.pending.get(span)?.ids)
     }
 
     /// What the samples whose innermost span is `span` link to.
     pub(crate) fn of_samples_in(&mut self, span: SpanKey) -> Ids {
-        match (self.knows_ids, self.kept.is_empty()) {
-            (false, _) => None,
-            (true, true) => self.ids_of(span),
-            (true, false) => self.decided_around(span).or_else(|| self.outermost_known(span)),
+        match self.kept.is_empty() {
+            true => self.ids_of(span),
+            false => self.decided_around(span).or_else(|| self.outermost_known(span)),
         }
     }
 

@@ -24,7 +24,7 @@ const MOST_POINTS_OF_ALL: u64 = 100_000;
 /// What further samples have is one sample: Pyroscope accepts 16,000 of each kind by default.
 const MOST_SAMPLES: usize = 16_000 - 2;
 
-impl ProfileInputs<'_> {
+impl<'a> ProfileInputs<'a> {
     /// The profile of the process `during` that time, in nanoseconds of `CLOCK_MONOTONIC_RAW`, in which it used `cpu_ns`
     /// of CPU time, without symbols, and the modules that symbolization needs. Or one of wall time, with these notes, and a
     /// point for all observations of a stack, thread name and span.
@@ -35,24 +35,10 @@ impl ProfileInputs<'_> {
         during: Range<u64>,
         (cpu_ns, of_wall): (Option<u64>, Option<Vec<String>>),
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        let mut links = ProcessLinks { inputs: self, samples, known: HashMap::new() };
-        let places = samples.totals().count().max(1) as u64;
-        let most_points = (MOST_POINTS_OF_ALL / places).clamp(1, MOST_POINTS);
-        for (stack, place, total) in samples.totals() {
-            let link = place.span.and_then(|span| links.link(span, &mut tables.profile, true));
-            let (stack, _) = tables.stack(stack);
-            let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
-            let thread = samples.thread(place);
-            let points = if of_wall.is_some() { 1 } else { total.count.clamp(1, most_points) };
-            let each = total.weight / points;
-            for point in 0..points {
-                let rest = if point == 0 { total.weight - each * points } else { 0 };
-                tables.add(kind, during.start, each + rest, thread, stack, link);
-            }
-        }
+        let (time, most_points) =
+            if of_wall.is_some() { ("wall time", 1) } else { ("CPU time", MOST_POINTS) };
+        let mut tables = self.tables_of_process(id, samples, during.start, (true, most_points));
         tables.add_unsampled(samples, during.start, cpu_ns);
-        let time = if of_wall.is_some() { "wall time" } else { "CPU time" };
         let title = format!("{time} of all threads of the process");
         let (mut profile, modules) = tables.finish_process(&title, during);
         if let Some(notes) = of_wall {
@@ -69,37 +55,58 @@ impl ProfileInputs<'_> {
         samples: &ProcessSamples,
         during: Range<u64>,
         cpu_ns: Option<u64>,
-        (heap, allocated): (&Heap, &[(StoredStack, Total)]),
+        (heap, mut allocated): (&Heap, Vec<(StoredStack, Total)>),
     ) -> (Profile, HashMap<MappingId, Arc<Module>>) {
-        let mut tables = Tables::new(self, id, None, SpanDetail::All);
-        let mut links = ProcessLinks { inputs: self, samples, known: HashMap::new() };
-        let totals = samples.totals_by(|span| links.link(span, &mut tables.profile, false));
+        let mut tables = self.tables_of_process(id, samples, during.start, (false, 1));
+        tables.add_unsampled(samples, during.start, cpu_ns);
+        allocated.sort_by_key(|(_, total)| Reverse(total.weight));
         let mut others = Total::default();
-        for (number, (stack, thread, link, total)) in totals.into_iter().enumerate() {
+        for (number, (stack, total)) in allocated.into_iter().enumerate() {
             if number >= MOST_SAMPLES {
                 others.add(total);
                 continue;
             }
-            let (stack, _) = tables.stack(samples.stacks().frames(stack));
-            tables.add(SampleKind::OnCpu, during.start, total.weight, thread, stack, link);
-        }
-        tables.add_leaf(SampleKind::OnCpu, StackLeaf::OtherStacks, during.start, others.weight);
-        tables.add_unsampled(samples, during.start, cpu_ns);
-        let mut allocated = allocated.to_vec();
-        allocated.sort_by_key(|(_, total)| Reverse(total.weight));
-        let (most, others) = allocated.split_at(allocated.len().min(MOST_SAMPLES));
-        for (stack, total) in most {
-            let (stack, _) = tables.stack(heap.stacks().frames(*stack));
-            for (kind, weight) in amounts(*total) {
+            let (stack, _) = tables.stack(heap.stacks().frames(stack));
+            for (kind, weight) in amounts(total) {
                 tables.add(kind, during.start, weight, None, stack, None);
             }
         }
-        let mut rest = Total::default();
-        others.iter().for_each(|(_, total)| rest.add(*total));
-        for (kind, weight) in amounts(rest) {
+        for (kind, weight) in amounts(others) {
             tables.add_leaf(kind, StackLeaf::OtherStacks, during.start, weight);
         }
         tables.finish_process("CPU time of the process", during)
+    }
+
+    /// All samples by stack and thread name, and by their span if that `is_one` of its own in the profile; otherwise by
+    /// what all spans in such local roots have in common. Each has at most that many points.
+    fn tables_of_process(
+        self,
+        id: ProfileId,
+        samples: &ProcessSamples,
+        time_ns: u64,
+        (is_one, most_points): (bool, u64),
+    ) -> Tables<'a> {
+        let mut tables = Tables::new(self, id, None, SpanDetail::All);
+        let mut links = ProcessLinks { inputs: self, samples, is_one, known: HashMap::new() };
+        let totals = samples.totals_by(|span| links.link(span, &mut tables.profile));
+        let most_points = (MOST_POINTS_OF_ALL / totals.len().max(1) as u64).clamp(1, most_points);
+        let mut others = Total::default();
+        for (number, (stack, place, link, total)) in totals.into_iter().enumerate() {
+            if number >= MOST_SAMPLES && !is_one {
+                others.add(total);
+                continue;
+            }
+            let (stack, _) = tables.stack(samples.stacks().frames(stack));
+            let kind = if place.is_blocked { SampleKind::OffCpu } else { SampleKind::OnCpu };
+            let points = total.count.clamp(1, most_points);
+            let each = total.weight / points;
+            for point in 0..points {
+                let rest = if point == 0 { total.weight - each * points } else { 0 };
+                tables.add(kind, time_ns, each + rest, place.thread, stack, link);
+            }
+        }
+        tables.add_leaf(SampleKind::OnCpu, StackLeaf::OtherStacks, time_ns, others.weight);
+        tables
     }
 }
 
@@ -115,10 +122,9 @@ impl Tables<'_> {
         }
     }
 
-    /// Adds the CPU time of the process without samples.
     fn add_unsampled(&mut self, samples: &ProcessSamples, time_ns: u64, cpu_ns: Option<u64>) {
         // Up to one sample more or less at each end is normal.
-        let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns());
+        let unsampled_ns = cpu_ns.unwrap_or(0).saturating_sub(samples.weight_ns);
         if unsampled_ns > 2 * self.profile.period_ns {
             self.add_leaf(SampleKind::OnCpu, StackLeaf::NotSampled, time_ns, unsampled_ns);
         }
@@ -145,29 +151,32 @@ impl Tables<'_> {
 struct ProcessLinks<'a> {
     inputs: ProfileInputs<'a>,
     samples: &'a ProcessSamples,
+    /// Whether spans have links of their own, inside those of their local roots. Otherwise all in roots with one name
+    /// and the same fields have one.
+    is_one: bool,
     known: HashMap<SpanKey, Option<LinkId>>,
 }
 
 impl ProcessLinks<'_> {
-    /// The link of a span, inside that of its local root, if it `is_one`, or of all in such roots with that name and fields.
-    fn link(&mut self, span: SpanKey, profile: &mut Profile, is_one: bool) -> Option<LinkId> {
+    fn link(&mut self, span: SpanKey, profile: &mut Profile) -> Option<LinkId> {
         if let Some(known) = self.known.get(&span) {
             return *known;
         }
         let root = self.samples.span(span).and_then(|span| span.known).map(|known| known.root);
-        let link = match root.filter(|root| !is_one && *root != span) {
-            Some(root) => self.link(root, profile, is_one),
-            None => self.new_link(span, profile, is_one),
+        let link = match root.filter(|root| !self.is_one && *root != span) {
+            Some(root) => self.link(root, profile),
+            None => self.new_link(span, profile),
         };
         self.known.insert(span, link);
         link
     }
 
-    fn new_link(&mut self, key: SpanKey, profile: &mut Profile, is_one: bool) -> Option<LinkId> {
+    fn new_link(&mut self, key: SpanKey, profile: &mut Profile) -> Option<LinkId> {
+        let is_one = self.is_one;
         let span = self.samples.span(key)?;
         let known = span.known?;
         let is_root = known.root == key;
-        let parent = if is_root { None } else { self.link(known.root, profile, is_one) };
+        let parent = if is_root { None } else { self.link(known.root, profile) };
         let name = capped(self.inputs.callsites.name_of(known.plan)?);
         let mut fields = Vec::new();
         if is_root {

@@ -56,7 +56,6 @@ impl SpanDetail {
         }
     }
 
-    /// What a profile says of it.
     pub(crate) fn note(self) -> Option<&'static str> {
         match self {
             Self::All => None,

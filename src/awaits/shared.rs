@@ -143,7 +143,7 @@ impl LayerAwaits {
 
     /// False in the child of a fork, where its locks may be held forever.
     pub(super) fn is_here(&self) -> bool {
-        self.inbox.is_here()
+        self.inbox.pool.is_here()
     }
 
     /// The rules have changed: futures outside of all profiled spans check again.
@@ -177,12 +177,12 @@ impl LayerAwaits {
     pub(crate) fn make_room(&self) {
         let clock = self.spans.clock();
         let now = clock.now();
-        if !self.room.begin_pass(self.inbox.pool(), now, clock.ticks(PASS_INTERVAL)) {
+        if !self.room.begin_pass(&self.inbox.pool, now, clock.ticks(PASS_INTERVAL)) {
             return;
         }
         let before = now.saturating_sub(clock.ticks(LONG));
         for list in &self.pending {
-            if self.room.has_enough(self.inbox.pool()) {
+            if self.room.has_enough(&self.inbox.pool) {
                 break;
             }
             let taken = all(list).iter().map(|future| future.observer.take_back(before)).sum();

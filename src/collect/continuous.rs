@@ -100,7 +100,7 @@ impl ContinuousProfiler {
             }
             intake.clocks = SampledClocks::now();
             threads.set_process(Why::Continuous, Some(1_000_000_000 / u64::from(wanted)));
-            intake.sinks.continuous = Some(ProcessSamples::new());
+            intake.sinks.continuous = Some(ProcessSamples::new(0));
             _ = intake.sinks.heap.allocated_since(&mut self.allocated);
             self.window = Some((ProfileWindow::begin(intake, self.interval), wanted));
         }
@@ -118,7 +118,7 @@ impl ContinuousProfiler {
         // The next one begins where this one ends.
         let now = ProfileWindow::begin(intake, self.interval);
         self.window.iter_mut().for_each(|(next, _)| *next = now);
-        let next = self.is_running().then(ProcessSamples::new);
+        let next = self.is_running().then(|| ProcessSamples::new(0));
         let mut samples = std::mem::replace(&mut intake.sinks.continuous, next)?;
         _ = note_unknown_spans(engine, &mut samples);
         note_open_roots(engine, &mut samples);
@@ -132,7 +132,7 @@ impl ContinuousProfiler {
             false => Vec::new(),
         };
         // A process that sleeps has nothing to show.
-        if samples.weight_ns() == 0 && allocated.is_empty() {
+        if samples.weight_ns == 0 && allocated.is_empty() {
             return None;
         }
         let inputs =
@@ -143,7 +143,7 @@ impl ContinuousProfiler {
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let during = ended.began_ns..now.began_ns;
         let (profile, modules) =
-            inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
+            inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some((Box::new(profile), modules))
     }

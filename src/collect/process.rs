@@ -83,7 +83,7 @@ impl RunningProfile {
             Some(wall) => {
                 let observations = wall.observations;
                 // What an observation represents, on average.
-                let period_ns = samples.weight_ns() / observations.found.max(1);
+                let period_ns = samples.weight_ns / observations.found.max(1);
                 (wall.added_until_ns, period_ns, Some(notes_of(observations)))
             }
             None => (intake.now_ns(), period_ns, None),
@@ -141,9 +141,9 @@ impl ProcessProfiler {
         if let Some(request) = asked.filter(|_| self.running.is_none()) {
             let is_wall = request.kind == ProfileKind::Wall;
             if is_wall {
-                intake.sinks.wall = Some(ProcessSamples::new());
+                intake.sinks.wall = Some(ProcessSamples::new(0));
             } else {
-                intake.sinks.process = Some(ProcessSamples::since(intake.now_ns()));
+                intake.sinks.process = Some(ProcessSamples::new(intake.now_ns()));
                 threads.set_process(Why::Process, Some(request.period_ns));
             }
             let window = ProfileWindow::begin(intake, request.duration);

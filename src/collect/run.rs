@@ -248,7 +248,6 @@ impl Collector {
         let event = continuous.event.take();
         self.log(event);
 
-        self.intake.sinks.store.charge_refused();
         self.intake.source.check_losses(self.intake.now_ns());
         for group in groups {
             self.export(group);

@@ -86,26 +86,23 @@ pub(crate) enum HeapUse {
 }
 
 impl CopiedSample {
-    /// Of one await or allocation.
     pub(crate) fn new(
         span: Option<InnermostSpan>,
         amounts: [KindWeight; 2],
         (stacks, branch): (LeafStacks, Branch),
     ) -> Self {
-        let (largest, heap, entered_ns, is_before_error) = (u64::MAX, HeapUse::None, 0, false);
-        let [after, woken_in, behind] = [None; 3];
         Self {
             span,
             amounts,
-            largest,
+            largest: u64::MAX,
             stacks,
             branch,
-            after,
-            woken_in,
-            behind,
-            entered_ns,
-            is_before_error,
-            heap,
+            after: None,
+            woken_in: None,
+            behind: None,
+            entered_ns: 0,
+            is_before_error: false,
+            heap: HeapUse::None,
         }
     }
 
@@ -127,8 +124,8 @@ impl CopiedSample {
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    pool: BlockPool,
-    /// The samples that the collector has not read.
+    pub(crate) pool: BlockPool,
+    /// Those that the collector has not read.
     pub(crate) samples: ArrayQueue<CopiedSample>,
     pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,
@@ -161,15 +158,6 @@ impl Inbox {
         (self.own_counters)(&self.all_counters)
     }
 
-    pub(crate) fn pool(&self) -> &BlockPool {
-        &self.pool
-    }
-
-    /// False in the child of a fork.
-    pub(crate) fn is_here(&self) -> bool {
-        self.pool.is_here()
-    }
-
     /// Copies at most that many bytes of a stack, if it can be read, into that memory if it fits. `None` without memory.
     pub(crate) fn copy(
         &self,
@@ -183,10 +171,6 @@ impl Inbox {
             Counters::add(if stack.is_none() { unreadable } else { dropped_memory }, 1);
         }
         copy
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.samples.is_full()
     }
 
     /// Returns whether there was room for it. Does not count it otherwise.

@@ -6,11 +6,11 @@ use crate::inbox::{
     Branch, CopiedSample, CopiedStack, Inbox, InboxCounters, KindWeight, LeafStacks,
 };
 use crate::profile::SampleKind;
-use crate::sinks::{Added, Holder, NewSample, Stack, StackLeaf, Total, WantedBy};
+use crate::sinks::{Added, Holder, NewSample, Stack, StackLeaf, Total};
 use crate::span::{IdleCause, InnermostSpan, OtherSpan, SpanKey};
 use crate::stats::Counters;
 use crate::sys::Clock;
-use crate::unwind::{ModuleAddress, UnwindEnd, Unwinder};
+use crate::unwind::{ModuleAddress, UnwindEnd};
 
 /// The CPU budget for unwinding the samples of an inbox: 50 ms at once, and 2 % of a core after that.
 const UNWINDING: CpuBudget = CpuBudget::new(2, 50_000_000);
@@ -23,25 +23,19 @@ const AT_ONCE: usize = 8;
 const A_STACK_NS: u64 = 20_000;
 
 /// The CPU budgets for unwinding the samples of awaits and of allocations.
-pub(super) struct CopiedBudgets {
-    awaits: CpuBudget,
-    allocations: CpuBudget,
-}
-
-impl CopiedBudgets {
-    pub(super) fn new(is_limited: bool) -> Self {
-        let allocations = if is_limited { UNWINDING } else { UNLIMITED };
-        Self { awaits: UNWINDING, allocations }
-    }
+pub(super) fn copied_budgets(is_limited: bool) -> [CpuBudget; 2] {
+    [UNWINDING, if is_limited { UNWINDING } else { UNLIMITED }]
 }
 
 impl Intake {
     /// Reads all samples that have been sent. Returns whether those of allocations are over their budget.
     pub(crate) fn read_copied(&mut self, awaits: &Inbox, allocations: &Inbox) -> bool {
         let now_ns = self.now_ns();
-        self.for_copied.awaits = self.read(awaits, self.for_copied.awaits, now_ns);
-        self.for_copied.allocations = self.read(allocations, self.for_copied.allocations, now_ns);
-        !self.for_copied.allocations.has_budget(now_ns)
+        let [for_awaits, for_allocations] = self.for_copied;
+        let for_awaits = self.read(awaits, for_awaits, now_ns);
+        let mut for_allocations = self.read(allocations, for_allocations, now_ns);
+        self.for_copied = [for_awaits, for_allocations];
+        !for_allocations.has_budget(now_ns)
     }
 
     /// Reads the samples that wait until now. `left` is the budget for their stacks. Returns what is left of it.
@@ -68,20 +62,18 @@ impl Intake {
 
     fn add_copied(&mut self, mut sample: CopiedSample, has_budget: bool, inbox: &Inbox) {
         let counters = inbox.counters();
-        let span = sample.span.map(|span| span.key);
-        let Some(wanted) = WantedBy::new(span, sample.heap) else { return };
         if !has_budget && sample.stacks.last.is_some() {
             Counters::add(counters.dropped_over_budget, 1);
             sample.stacks = LeafStacks::default();
         }
         let mut stack = self.unwound(&sample);
         let [weight, count] = sample.amounts.map(|amount| amount.weight);
-        self.sinks.add_allocated(wanted, (&stack, Total { weight, count }), &self.counters);
+        self.sinks.heap.add(sample.heap, &stack, Total { weight, count }, &self.counters);
+        let Some(InnermostSpan { key: span, .. }) = sample.span else { return };
         for part in sample.parts() {
             stack.waited = self.idle_leaf(part, &sample, &stack);
             let new = new_sample(part, &stack, self.spans.clock());
-            let Some(added) = self.sinks.add(wanted, new, self.round) else { continue };
-            let is_held = added == Added::Kept;
+            let is_held = self.sinks.store.add(span, new, self.round) == Added::Kept;
             // An allocation has two parts.
             if part.kind != SampleKind::Allocations {
                 let InboxCounters { held, dropped_pending_full, .. } = counters;
@@ -99,7 +91,7 @@ impl Intake {
         };
         let stack = Stack { waited: Some(leaf), ..Stack::new() };
         let idle = NewSample { kind, time_ns, weight, thread: None, stack: &stack };
-        if self.sinks.add(WantedBy::span(span), idle, self.round) != Some(Added::Kept) {
+        if self.sinks.store.add(span, idle, self.round) != Added::Kept {
             Counters::add(&self.counters.awaits.dropped_pending_full, 1);
         }
     }
@@ -135,8 +127,39 @@ impl Intake {
         self.sinks.store.names.number_of(&self.spans, span)
     }
 
+    /// The stack of an allocation, or those of leaf futures up to the poll of the wrapper.
     pub(crate) fn unwound(&mut self, sample: &CopiedSample) -> Stack {
-        unwound(sample, &mut self.reader.unwinder, self.settings.frames_per_stack)
+        let (unwinder, most_frames) = (&mut self.reader.unwinder, self.settings.frames_per_stack);
+        let [KindWeight { kind, .. }, _] = sample.amounts;
+        let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
+            let (registers, words) = (copy.registers, copy.words());
+            let end = unwinder.unwind_copied(copy.unloads, registers, words, most_frames, frames);
+            // A copy of all of it ends in the wrapper.
+            let is_whole = kind == SampleKind::Await && !copy.is_part && frames.len() < most_frames;
+            // Without the function that copied it.
+            if !frames.is_empty() {
+                frames.remove(0);
+            }
+            if end.is_cut() && is_whole { UnwindEnd::Root } else { end }
+        };
+        let mut stack = Stack::new();
+        match &sample.stacks.last {
+            Some(last) => stack.end = unwind(last, &mut stack.frames),
+            None if kind == SampleKind::Await => stack.waited = Some(StackLeaf::NotCopied),
+            None => stack.waited = Some(StackLeaf::AllocationNotCopied),
+        }
+        for copy in &sample.stacks.others {
+            let mut frames = Vec::new();
+            let end = unwind(copy, &mut frames);
+            stack.others.push((frames, end));
+        }
+        if let Some(waker) = &sample.stacks.waker {
+            unwind(waker, &mut stack.elsewhere);
+        }
+        (stack.woke, stack.is_before_error) = (sample.stacks.woke, sample.is_before_error);
+        let Branch { count, .. } = sample.branch;
+        stack.waited = stack.waited.or((count > 1).then_some(StackLeaf::OneOf(count)));
+        stack
     }
 
     /// What futures await now, with their spans, unwound.
@@ -162,38 +185,4 @@ impl Intake {
 pub(crate) fn new_sample<'a>(part: KindWeight, stack: &'a Stack, clock: &Clock) -> NewSample<'a> {
     let KindWeight { kind, at, weight } = part;
     NewSample { kind, time_ns: clock.raw_ns(at), weight, thread: None, stack }
-}
-
-/// The stack of an allocation, or those of leaf futures up to the poll of the wrapper.
-fn unwound(sample: &CopiedSample, unwinder: &mut Unwinder, most_frames: usize) -> Stack {
-    let [KindWeight { kind, .. }, _] = sample.amounts;
-    let mut unwind = |copy: &CopiedStack, frames: &mut Vec<ModuleAddress>| {
-        let (registers, words) = (copy.registers, copy.words());
-        let end = unwinder.unwind_copied(copy.unloads, registers, words, most_frames, frames);
-        // A copy of all of it ends in the wrapper.
-        let is_whole = kind == SampleKind::Await && !copy.is_part && frames.len() < most_frames;
-        // Without the function that copied it.
-        if !frames.is_empty() {
-            frames.remove(0);
-        }
-        if end.is_cut() && is_whole { UnwindEnd::Root } else { end }
-    };
-    let mut stack = Stack::new();
-    match &sample.stacks.last {
-        Some(last) => stack.end = unwind(last, &mut stack.frames),
-        None if kind == SampleKind::Await => stack.waited = Some(StackLeaf::NotCopied),
-        None => stack.waited = Some(StackLeaf::AllocationNotCopied),
-    }
-    for copy in &sample.stacks.others {
-        let mut frames = Vec::new();
-        let end = unwind(copy, &mut frames);
-        stack.others.push((frames, end));
-    }
-    if let Some(waker) = &sample.stacks.waker {
-        unwind(waker, &mut stack.elsewhere);
-    }
-    (stack.woke, stack.is_before_error) = (sample.stacks.woke, sample.is_before_error);
-    let Branch { count, .. } = sample.branch;
-    stack.waited = stack.waited.or((count > 1).then_some(StackLeaf::OneOf(count)));
-    stack
 }

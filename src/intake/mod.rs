@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 pub(crate) use clocks::SampledClocks;
 use clocks::share_of;
-use copied::CopiedBudgets;
+use copied::copied_budgets;
 pub(crate) use copied::new_sample;
 
-use crate::budget::passed;
+use crate::budget::{CpuBudget, passed};
 use crate::drain::{Loss, Reader, Sample, Sink};
 use crate::profile::SampleKind;
 use crate::sampler::{Sampler, ThreadShared};
-use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack, WantedBy};
+use crate::sinks::{Added, ClosedChild, NewSample, Sinks, Stack};
 use crate::span::{ChildClose, SpanEvent, SpanInfo, SpanKey, Spans};
 use crate::stats::Counters;
 use crate::sys::{self, Clock};
@@ -60,7 +60,8 @@ pub(crate) struct Intake {
     stack: Stack,
     /// A buffer for the copy of a blocked thread's stack.
     bytes: Vec<u8>,
-    for_copied: CopiedBudgets,
+    /// For unwinding the samples of awaits and of allocations.
+    for_copied: [CpuBudget; 2],
 }
 
 impl Intake {
@@ -83,7 +84,7 @@ impl Intake {
             clocks: SampledClocks::default(),
             stack: Stack::new(),
             bytes: Vec::new(),
-            for_copied: CopiedBudgets::new(settings.has_budget),
+            for_copied: copied_budgets(settings.has_budget),
         }
     }
 
@@ -149,34 +150,22 @@ impl Intake {
         Counters::add(&self.counters.children.counted, counted);
         Counters::add(&self.counters.children.dropped_memory, dropped);
         if self.spans.take_lost_child() || dropped > 0 {
-            let now_ns = self.now_ns();
-            self.sinks.store.note_lost_child(now_ns);
+            self.sinks.store.child_lost_ns = self.now_ns();
         }
     }
 
     /// What reads samples, and what takes them.
     pub(crate) fn parts(&mut self) -> (&mut Reader, SampleSink<'_>) {
         let Self { reader, sinks, counters, source, clocks, round, is_lowered, stack, .. } = self;
-        let (round, is_lowered, continuous_ns, wanted) = (*round, *is_lowered, None, None);
-        let sink = SampleSink {
-            sinks,
-            counters,
-            source,
-            clocks,
-            round,
-            is_lowered,
-            stack,
-            continuous_ns,
-            wanted,
-        };
+        let (round, is_lowered, continuous_ns) = (*round, *is_lowered, None);
+        let sink =
+            SampleSink { sinks, counters, source, clocks, round, is_lowered, stack, continuous_ns };
         (reader, sink)
     }
 
-    /// Adds a wait of a thread in a span.
     pub(crate) fn add_wait(&mut self, span: SpanKey, wait: NewSample<'_>) {
-        let added = self.sinks.add(WantedBy::span(span), wait, self.round);
+        let is_kept = self.sinks.store.add(span, wait, self.round) == Added::Kept;
         let waits = &self.counters.waits;
-        let is_kept = added == Some(Added::Kept);
         Counters::add(if is_kept { &waits.captured } else { &waits.dropped_memory }, 1);
     }
 
@@ -185,7 +174,6 @@ impl Intake {
         sys::read_own_stack(sp, self.settings.stack_bytes, &mut self.bytes).is_ok()
     }
 
-    /// Unwinds the copy of a blocked thread's stack.
     pub(crate) fn unwind_blocked(
         &mut self,
         thread: Option<&ThreadShared>,
@@ -217,8 +205,6 @@ pub(crate) struct SampleSink<'a> {
     stack: &'a mut Stack,
     /// What each sample of the thread represents in the continuous profile, if that is known.
     continuous_ns: Option<u64>,
-    /// By whom the next sample is wanted.
-    wanted: Option<WantedBy>,
 }
 
 impl Sink for SampleSink<'_> {
@@ -230,16 +216,13 @@ impl Sink for SampleSink<'_> {
     }
 
     fn wants(&mut self, tag: Option<SpanKey>) -> bool {
-        self.wanted = self.sinks.wanted_of_cpu(tag, self.continuous_ns);
-        if self.wanted.is_none() {
-            Counters::add(&self.counters.samples.outside_spans, 1);
-        }
-        self.wanted.is_some()
+        let is_wanted = self.sinks.wants(tag);
+        Counters::add(&self.counters.samples.outside_spans, u64::from(!is_wanted));
+        is_wanted
     }
 
     fn take(&mut self, sample: Sample<'_>) {
-        let Some(wanted) = self.wanted else { return };
-        let Sample { thread, time_ns, weight_ns: weight, late, frames, end, .. } = sample;
+        let Sample { tag, thread, time_ns, weight_ns: weight, late, frames, end } = sample;
         std::mem::swap(&mut self.stack.frames, frames);
         self.stack.end = end;
         let Counters { samples, stacks, continuous, .. } = self.counters;
@@ -253,7 +236,7 @@ impl Sink for SampleSink<'_> {
         Counters::add(&continuous.taken, u64::from(self.sinks.continuous.is_some()));
         let kind = SampleKind::OnCpu;
         let new = NewSample { kind, time_ns, weight, thread: Some(thread), stack: self.stack };
-        match self.sinks.add(wanted, new, self.round) {
+        match self.sinks.add_ran(tag, new, self.continuous_ns, self.round) {
             None | Some(Added::Kept) => {}
             Some(Added::Downsampled(count)) => Counters::add(&samples.downsampled, count),
             Some(Added::Lost) => Counters::add(&samples.dropped_memory, 1),
@@ -263,11 +246,12 @@ impl Sink for SampleSink<'_> {
             Counters::add(&samples.dropped_late, late);
             self.source.note_loss();
         }
-        let lowered = u64::from(self.is_lowered);
-        self.sinks.note(wanted, |losses| {
-            losses.lowered += lowered;
-            losses.late += late;
-        });
+        if let Some(span) = tag {
+            self.sinks.store.note(span, |pending| {
+                pending.losses.lowered += u64::from(self.is_lowered);
+                pending.losses.late += late;
+            });
+        }
     }
 
     fn lose(&mut self, loss: Loss) {

@@ -16,22 +16,24 @@ impl Total {
         self.weight = self.weight.saturating_add(more.weight);
         self.count = self.count.saturating_add(more.count);
     }
+
+    pub(super) fn since(self, before: Self) -> Self {
+        let weight = self.weight.saturating_sub(before.weight);
+        Self { weight, count: self.count.saturating_sub(before.count) }
+    }
 }
 
+/// The memory for stacks. Those beyond share one.
+const MOST_BYTES: usize = 16 << 20;
+
 /// The totals of samples by stack, and by what else tells them apart, in bounded memory.
+#[derive(Default)]
 pub(crate) struct Aggregate<K = ()> {
     pub(crate) stacks: StackTree<StackEntry>,
     totals: BTreeMap<(StoredStack, K), Total>,
-    /// Stacks beyond that share one.
-    most_bytes: usize,
 }
 
 impl<K: Copy + Ord> Aggregate<K> {
-    pub(crate) fn new(most_bytes: usize) -> Self {
-        Self { stacks: StackTree::default(), totals: BTreeMap::new(), most_bytes }
-    }
-
-    /// Adds samples of a stack. Returns as which it is stored.
     pub(crate) fn add(
         &mut self,
         stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
@@ -43,19 +45,17 @@ impl<K: Copy + Ord> Aggregate<K> {
         stack
     }
 
-    /// Stores a stack without samples. Returns as which.
     pub(crate) fn store(
         &mut self,
         stack: impl DoubleEndedIterator<Item = StackEntry> + Clone,
     ) -> StoredStack {
-        let left = self.most_bytes.saturating_sub(self.bytes());
+        let left = MOST_BYTES.saturating_sub(self.bytes());
         self.stacks.add_within(stack, left).unwrap_or_else(|| {
             let waited = Some(StackLeaf::OtherStacks);
             self.stacks.add(Stack { waited, ..Stack::new() }.entries())
         })
     }
 
-    /// Adds samples of a stored stack.
     pub(crate) fn add_stored(&mut self, stack: StoredStack, key: K, more: Total) {
         self.totals.entry((stack, key)).or_default().add(more);
     }
@@ -64,9 +64,8 @@ impl<K: Copy + Ord> Aggregate<K> {
         self.totals.iter().map(|((stack, key), total)| (*stack, *key, *total))
     }
 
-    /// Whether there is no memory for further stacks.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes() >= self.most_bytes
+        self.bytes() >= MOST_BYTES
     }
 
     fn bytes(&self) -> usize {
@@ -81,13 +80,12 @@ mod tests {
 
     #[test]
     fn stacks_beyond_the_limit_share_one() {
-        const MOST_BYTES: usize = 1 << 20;
-        let mut aggregate = Aggregate::new(MOST_BYTES);
+        let mut aggregate = Aggregate::default();
         let deep = |number| {
             let frames = (0..256_u64).map(|frame| ModuleAddress::new(None, number << 32 | frame));
             Stack { frames: frames.collect(), ..Stack::new() }
         };
-        for number in 0..1_000_u64 {
+        for number in 0..5_000_u64 {
             aggregate.add(deep(number).entries(), (), Total { weight: 3, count: 1 });
         }
         assert!(aggregate.bytes() <= MOST_BYTES + 1_024);
@@ -96,6 +94,6 @@ mod tests {
         assert_eq!(others.next(), Some(StackEntry::StackLeaf(StackLeaf::OtherStacks)));
         let mut all = Total::default();
         aggregate.totals().for_each(|(_, _, total)| all.add(total));
-        assert_eq!(all, Total { weight: 3_000, count: 1_000 });
+        assert_eq!(all, Total { weight: 15_000, count: 5_000 });
     }
 }

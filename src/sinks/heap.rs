@@ -10,10 +10,8 @@ use crate::profile::SampleKind;
 use crate::stats::Counters;
 use crate::sys;
 
-/// The memory for stacks.
-const MOST_BYTES: usize = 16 << 20;
-
 /// All sampled allocations of the process, by stack, and the sampled blocks in use.
+#[derive(Default)]
 pub(crate) struct Heap {
     /// All that each stack has allocated: bytes, and the number of blocks.
     allocated: Aggregate,
@@ -29,13 +27,6 @@ struct HeapBlock {
     total: Total,
 }
 
-impl Default for Heap {
-    fn default() -> Self {
-        let (blocks, seen) = (HashMap::new(), HashMap::new());
-        Self { allocated: Aggregate::new(MOST_BYTES), blocks, seen }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeapPart {
     /// All that was allocated, and what of it is in use.
@@ -45,7 +36,6 @@ pub(crate) enum HeapPart {
 }
 
 impl Heap {
-    /// Adds what a sample represents.
     pub(crate) fn add(&mut self, heap: HeapUse, stack: &Stack, total: Total, counters: &Counters) {
         let counters = &counters.allocations;
         if heap == HeapUse::None {
@@ -72,14 +62,11 @@ impl Heap {
         seen: &mut HashMap<StoredStack, Total>,
     ) -> Vec<(StoredStack, Total)> {
         let more = self.allocated.totals().map(|(stack, (), total)| {
-            let before = seen.insert(stack, total).unwrap_or_default();
-            let weight = total.weight.saturating_sub(before.weight);
-            (stack, Total { weight, count: total.count.saturating_sub(before.count) })
+            (stack, total.since(seen.insert(stack, total).unwrap_or_default()))
         });
         more.filter(|(_, total)| total.count > 0).collect()
     }
 
-    /// What of each stack is in use.
     fn in_use(&mut self) -> HashMap<StoredStack, Total> {
         let mut in_use: HashMap<_, Total> = HashMap::new();
         self.blocks.retain(|place, block| {
@@ -92,26 +79,22 @@ impl Heap {
         in_use
     }
 
-    /// What a profile shows of each stack.
     pub(crate) fn weights(&mut self, part: HeapPart) -> Vec<(StoredStack, Vec<(SampleKind, u64)>)> {
-        let in_use = self.in_use();
-        let seen = match part {
-            HeapPart::All => HashMap::new(),
-            HeapPart::Growth => std::mem::replace(&mut self.seen, in_use.clone()),
-        };
+        let mut in_use = self.in_use();
+        let is_growth = part == HeapPart::Growth;
+        if is_growth {
+            let seen = std::mem::replace(&mut self.seen, in_use.clone());
+            let of_stack = |stack: &StoredStack| seen.get(stack).copied().unwrap_or_default();
+            in_use.iter_mut().for_each(|(stack, now)| *now = now.since(of_stack(stack)));
+        }
         let weights = |(stack, (), allocated): (StoredStack, (), Total)| {
-            let of_stack =
-                |of: &HashMap<StoredStack, Total>| of.get(&stack).copied().unwrap_or_default();
-            let (now, none) = (of_stack(&in_use), Total::default());
-            let (allocated, seen) = match part {
-                HeapPart::All => (allocated, none),
-                HeapPart::Growth => (none, of_stack(&seen)),
-            };
+            let allocated = if is_growth { Total::default() } else { allocated };
+            let now = in_use.get(&stack).copied().unwrap_or_default();
             let weights = [
                 (SampleKind::AllocatedBytes, allocated.weight),
                 (SampleKind::Allocations, allocated.count),
-                (SampleKind::InUseBytes, now.weight.saturating_sub(seen.weight)),
-                (SampleKind::InUseBlocks, now.count.saturating_sub(seen.count)),
+                (SampleKind::InUseBytes, now.weight),
+                (SampleKind::InUseBlocks, now.count),
             ];
             (stack, weights.into_iter().filter(|(_, weight)| *weight > 0).collect::<Vec<_>>())
         };
@@ -150,7 +133,9 @@ mod tests {
             more.map(|(_, total)| (total.weight, total.count)).collect::<Vec<_>>()
         };
         assert_eq!(since(&heap, &mut seen), [(40, 4), (20, 2)]);
-        heap.add(HeapUse::NotTracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
+        let tracked = HeapUse::Tracked(sys::TrackedBlock { place: u32::MAX, uses: u32::MAX });
+        heap.add(tracked, &stack(2), Total { weight: 5, count: 1 }, &counters);
+        assert_eq!(counters.snapshot().allocations.tracked, 1);
         assert_eq!(since(&heap, &mut seen), [(5, 1)]);
         assert_eq!(since(&heap, &mut seen), []);
         let grown = heap.weights(HeapPart::Growth);

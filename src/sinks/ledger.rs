@@ -13,16 +13,16 @@ pub(crate) struct ClosedChild {
 }
 
 /// The spans inside a span that have closed, at any depth, by the number of their plan.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    by_plan: HashMap<u64, ChildTimes>,
+    pub(crate) by_plan: HashMap<u64, ChildTimes>,
     /// Of further plans.
-    others: ChildTimes,
-    /// All that opened from then on count.
-    from_ns: u64,
+    pub(crate) others: ChildTimes,
+    /// All that opened from then on count: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) from_ns: u64,
     /// Some were not counted, for lack of memory.
-    has_lost: bool,
-    bytes: usize,
+    pub(crate) has_lost: bool,
+    pub(super) bytes: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,9 +50,7 @@ struct ChildInterval {
     gaps_ns: u64,
 }
 
-/// Plans that are counted by themselves.
 const MOST_PLANS: usize = 64;
-/// Intervals of a plan.
 const MOST_INTERVALS: usize = 32;
 /// The approximate memory of a ledger, and of an entry of its map.
 const BYTES_A_LEDGER: usize = size_of::<Ledger>() + 16;
@@ -65,13 +63,7 @@ impl Ledger {
     pub(crate) const MOST_GROWTH: usize = BYTES_A_LEDGER + BYTES_A_PLAN + BYTES_AN_INTERVAL;
 
     pub(crate) fn new() -> Self {
-        Self {
-            by_plan: HashMap::new(),
-            others: ChildTimes::default(),
-            from_ns: u64::MAX,
-            has_lost: false,
-            bytes: BYTES_A_LEDGER,
-        }
+        Self { from_ns: u64::MAX, bytes: BYTES_A_LEDGER, ..Self::default() }
     }
 
     pub(crate) fn add(&mut self, child: ClosedChild) {
@@ -89,34 +81,6 @@ impl Ledger {
         let after = times.open.0.len();
         self.bytes = (self.bytes + after * BYTES_AN_INTERVAL) - before * BYTES_AN_INTERVAL;
     }
-
-    /// One was not counted.
-    pub(crate) fn lose(&mut self) {
-        self.has_lost = true;
-    }
-
-    pub(crate) fn has_lost(&self) -> bool {
-        self.has_lost
-    }
-
-    /// From when on all that opened count: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    pub(crate) fn counted_from_ns(&self) -> u64 {
-        self.from_ns
-    }
-
-    /// What is counted of each plan, in no order.
-    pub(crate) fn by_plan(&self) -> impl Iterator<Item = (u64, &ChildTimes)> {
-        self.by_plan.iter().map(|(plan, times)| (*plan, times))
-    }
-
-    /// What is counted of all other plans together.
-    pub(crate) fn others(&self) -> &ChildTimes {
-        &self.others
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
 impl ChildTimes {
@@ -130,7 +94,6 @@ impl ChildTimes {
         self.open.add(ChildInterval { from_ns: opened_ns, to_ns: closed_ns, gaps_ns: 0 });
     }
 
-    /// Adds those of other plans.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns = self.total_ns.saturating_add(other.total_ns);
@@ -247,23 +210,23 @@ mod tests {
             || (0..1_000_u64).flat_map(|n| (0..100).map(move |plan| (plan, n * 9, n * 9 + 4)));
         let ledger = ledger(many());
         assert_eq!(ledger.by_plan.len(), MOST_PLANS);
-        let count: u64 = ledger.by_plan().map(|(_, times)| times.count).sum();
-        assert_eq!(count + ledger.others().count, 100_000);
-        assert_eq!(times(ledger.others()), [36_000, 144_000, 4, 4_000]);
+        let count: u64 = ledger.by_plan.values().map(|times| times.count).sum();
+        assert_eq!(count + ledger.others.count, 100_000);
+        assert_eq!(times(&ledger.others), [36_000, 144_000, 4, 4_000]);
         let most = BYTES_A_LEDGER + 65 * (BYTES_A_PLAN + MOST_INTERVALS * BYTES_AN_INTERVAL);
-        assert!(ledger.bytes() <= most && most < 128 << 10, "{} of {most}", ledger.bytes());
+        assert!(ledger.bytes <= most && most < 128 << 10, "{} of {most}", ledger.bytes);
         let intervals: usize = ledger.by_plan.values().map(|times| times.open.0.len()).sum();
         let intervals = intervals + ledger.others.open.0.len();
         let expected = BYTES_A_LEDGER + 64 * BYTES_A_PLAN + intervals * BYTES_AN_INTERVAL;
-        assert_eq!(ledger.bytes(), expected);
+        assert_eq!(ledger.bytes, expected);
     }
 
     #[test]
     fn those_count_from_the_earliest_on_that_one_says() {
         let mut ledger = ledger([(1, 5, 6)]);
-        assert_eq!(ledger.counted_from_ns(), 5);
+        assert_eq!(ledger.from_ns, 5);
         ledger.add(ClosedChild { plan: 1, opened_ns: 1, closed_ns: 7, from_ns: 3 });
-        assert_eq!(ledger.counted_from_ns(), 3);
+        assert_eq!(ledger.from_ns, 3);
     }
 
     proptest! {

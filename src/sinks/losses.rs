@@ -3,10 +3,10 @@
 use crate::unwind::UnwindEnd;
 
 macro_rules! losses {
-    ($($(#[doc = $doc:literal])+ $name:ident = $attribute:literal $words:literal,)+) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $attribute:literal $words:literal,)+) => {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub(crate) struct Losses {
-            $($(#[doc = $doc])+ pub(crate) $name: u64,)+
+            $($(#[doc = $doc])* pub(crate) $name: u64,)+
         }
 
         impl Losses {
@@ -28,28 +28,21 @@ macro_rules! losses {
 losses! {
     /// Samples whose stacks were dropped: only their CPU time is left.
     lost = "profile.samples_lost_memory" "stacks dropped for lack of memory",
-    /// Samples that were lost completely.
     missing = "profile.samples_lost" "samples lost before they were read",
-    /// Samples that were lost to a full ring, in the profile's spans or before them.
     ring_full = "profile.samples_lost_ring_full" "samples lost to a full ring in or before the span",
-    /// Samples that were merged into others.
     downsampled = "profile.samples_downsampled" "samples downsampled",
-    /// Stacks whose outermost frames were not copied.
     cut = "profile.stacks_truncated" "stacks cut short",
-    /// Stacks that could not be unwound to their end.
     incomplete = "profile.stacks_incomplete" "stacks not unwound to the end",
     /// Samples taken at a rate that the CPU budget had lowered.
     lowered = "profile.samples_at_lowered_rate" "samples at a lowered rate",
     /// Samples that came too late to represent all the time since the previous one.
     late = "profile.samples_lost_late" "samples that came too late",
-    /// Stacks whose outermost callers are on another stack.
     off_stack = "profile.stacks_on_other_stacks" "stacks whose callers are on another stack, as of coroutines",
     /// Samples of spans inside that were too many to tell apart: they are shown together in the span around them.
     folded = "" "samples of spans inside, which were too many to tell apart",
 }
 
 impl Losses {
-    /// Adds how the stack of a sample ended.
     pub(crate) fn add_end(&mut self, end: UnwindEnd) {
         match end {
             UnwindEnd::Root => {}

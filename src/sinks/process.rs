@@ -1,6 +1,7 @@
 //! The CPU time or the wall time of all threads of the process, while a profile of it is made.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use super::aggregate::{Aggregate, Total};
@@ -11,33 +12,30 @@ use super::store::Store;
 use crate::span::{SpanInfo, SpanKey, TraceIds};
 use crate::sys::OsThread;
 
-/// The memory for stacks.
-const MOST_BYTES: usize = 16 << 20;
 /// Further threads have no name in the profile, and samples in further spans are in none.
 const MOST_NAMES: usize = 4_096;
 const MOST_SPANS: usize = 65_536;
 
-/// The samples of all threads, by stack, thread name and span.
+#[derive(Default)]
 pub(crate) struct ProcessSamples {
     totals: Aggregate<ProcessPlace>,
-    /// The names of threads by number, each with one of the threads that have it.
-    threads: Vec<OsThread>,
-    numbers: HashMap<String, u32>,
+    /// By their names: the first one of each.
+    threads: HashMap<String, OsThread>,
     /// The spans that samples fell in, and their local roots.
     spans: HashMap<SpanKey, ProcessSpan>,
     /// The spans of which more may become known.
     open: Vec<SpanKey>,
-    weight_ns: u64,
+    pub(crate) weight_ns: u64,
     /// Samples from before are not part of it.
     began_ns: u64,
 }
 
 /// Where a thread was, beside its stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProcessPlace {
-    /// The number of its name; `None` if there are too many.
-    thread: Option<u32>,
-    pub(crate) span: Option<SpanKey>,
+    /// The first thread with its name; `None` if there are too many names.
+    pub(crate) thread: Option<OsThread>,
+    span: Option<SpanKey>,
     /// The thread did not run: known of wall time.
     pub(crate) is_blocked: bool,
 }
@@ -53,21 +51,9 @@ pub(crate) struct ProcessSpan {
 }
 
 impl ProcessSamples {
-    pub(crate) fn new() -> Self {
-        Self {
-            totals: Aggregate::new(MOST_BYTES),
-            threads: Vec::new(),
-            numbers: HashMap::new(),
-            spans: HashMap::new(),
-            open: Vec::new(),
-            weight_ns: 0,
-            began_ns: 0,
-        }
-    }
-
-    /// Of a profile that begins now: threads may be sampled already.
-    pub(crate) fn since(began_ns: u64) -> Self {
-        Self { began_ns, ..Self::new() }
+    /// Of a profile that begins then: threads may be sampled already.
+    pub(crate) fn new(began_ns: u64) -> Self {
+        Self { began_ns, ..Self::default() }
     }
 
     /// Adds a sample of a thread that ran, in that span, if it was in one.
@@ -107,31 +93,25 @@ impl ProcessSamples {
     ) -> ProcessPlace {
         let is_full = self.totals.is_full();
         let span = span.filter(|span| !is_full && self.note_span(*span));
-        let thread = thread.and_then(|thread| self.number_of(thread));
+        let thread = thread.and_then(|thread| self.first_of_name(thread));
         ProcessPlace { thread, span, is_blocked }
     }
 
     /// Returns whether there is room for it.
     fn note_span(&mut self, span: SpanKey) -> bool {
-        let is_known = self.spans.contains_key(&span);
-        if !is_known && self.spans.len() < MOST_SPANS {
+        if !self.spans.contains_key(&span) && self.spans.len() < MOST_SPANS {
             self.spans.insert(span, ProcessSpan::default());
             self.open.push(span);
         }
-        is_known || self.spans.contains_key(&span)
+        self.spans.contains_key(&span)
     }
 
-    fn number_of(&mut self, thread: OsThread) -> Option<u32> {
-        let name = thread.name();
-        if let Some(number) = self.numbers.get(&name) {
-            return Some(*number);
+    fn first_of_name(&mut self, thread: OsThread) -> Option<OsThread> {
+        let has_room = self.threads.len() < MOST_NAMES;
+        match self.threads.entry(thread.name()) {
+            Entry::Occupied(first) => Some(*first.get()),
+            Entry::Vacant(place) => has_room.then(|| *place.insert(thread)),
         }
-        let number = u32::try_from(self.threads.len()).ok()?;
-        (self.threads.len() < MOST_NAMES).then(|| {
-            self.threads.push(thread);
-            self.numbers.insert(name, number);
-            number
-        })
     }
 
     /// Reads from the store what has become known of spans. In each round, before the store forgets those that have
@@ -147,19 +127,12 @@ impl ProcessSamples {
             roots.extend(span.known.map(|known| known.root).filter(|root| root != key));
             pending.closed_ns.is_none()
         });
-        for root in roots {
-            if !spans.contains_key(&root)
-                && spans.len() < MOST_SPANS
-                && let Some(pending) = store.get(root)
-            {
-                let (known, ids) = (pending.known, pending.ids);
-                spans.insert(root, ProcessSpan { known, ids, ..ProcessSpan::default() });
-                open.extend(pending.closed_ns.is_none().then_some(root));
-            }
+        roots.retain(|root| !self.spans.contains_key(root) && self.note_span(*root));
+        if !roots.is_empty() {
+            self.note_spans(store);
         }
     }
 
-    /// Sets the fields of a local root, if samples fell in it.
     pub(crate) fn set_fields(&mut self, root: SpanKey, fields: Vec<(&'static str, String)>) {
         if let Some(span) = self.spans.get_mut(&root) {
             span.fields = fields;
@@ -182,7 +155,6 @@ impl ProcessSamples {
         }
     }
 
-    /// The local roots that may be open.
     pub(crate) fn open_roots(&self) -> impl Iterator<Item = SpanInfo> {
         let known = self.open.iter().filter_map(|key| Some((*key, self.spans.get(key)?.known?)));
         known.filter(|(key, known)| known.root == *key).map(|(_, known)| known)
@@ -192,27 +164,19 @@ impl ProcessSamples {
         &self.totals.stacks
     }
 
-    /// All samples: their stacks, where their threads were, and what they sum up to.
-    pub(crate) fn totals(
-        &self,
-    ) -> impl Iterator<Item = (impl Iterator<Item = StackEntry>, ProcessPlace, Total)> {
-        let totals = self.totals.totals();
-        totals.map(move |(stack, place, total)| (self.totals.stacks.frames(stack), place, total))
-    }
-
-    /// Like [`totals`](Self::totals), but merges those of one stack, thread name and label; the most weight first.
+    /// All samples by stack, place, and instead of the span there its label; the most weight first.
     pub(crate) fn totals_by<L: Copy + Ord>(
         &self,
         mut label: impl FnMut(SpanKey) -> Option<L>,
-    ) -> Vec<(StoredStack, Option<OsThread>, Option<L>, Total)> {
+    ) -> Vec<(StoredStack, ProcessPlace, Option<L>, Total)> {
         let mut merged: BTreeMap<_, Total> = BTreeMap::new();
         for (stack, place, total) in self.totals.totals() {
             let label = place.span.and_then(&mut label);
-            merged.entry((stack, place.thread, label)).or_default().add(total);
+            let place = ProcessPlace { span: None, ..place };
+            merged.entry((stack, place, label)).or_default().add(total);
         }
-        let merged = merged
-            .into_iter()
-            .map(|((stack, number, label), total)| (stack, self.thread_by(number), label, total));
+        let merged = merged.into_iter();
+        let merged = merged.map(|((stack, place, label), total)| (stack, place, label, total));
         let mut merged: Vec<_> = merged.collect();
         merged.sort_by_key(|(.., total)| Reverse(total.weight));
         merged
@@ -220,19 +184,6 @@ impl ProcessSamples {
 
     pub(crate) fn span(&self, key: SpanKey) -> Option<&ProcessSpan> {
         self.spans.get(&key)
-    }
-
-    /// A thread with the name of the threads at that place.
-    pub(crate) fn thread(&self, place: ProcessPlace) -> Option<OsThread> {
-        self.thread_by(place.thread)
-    }
-
-    fn thread_by(&self, number: Option<u32>) -> Option<OsThread> {
-        self.threads.get(number? as usize).copied()
-    }
-
-    pub(crate) fn weight_ns(&self) -> u64 {
-        self.weight_ns
     }
 }
 
@@ -249,7 +200,7 @@ mod tests {
 
     #[test]
     fn samples_add_up_by_thread_name_and_span_and_spans_are_known_after_they_have_closed() {
-        let (mut store, mut process) = (Store::new(1 << 20, 100, 100), ProcessSamples::new());
+        let (mut store, mut process) = (Store::new(1 << 20, 100, 100), ProcessSamples::new(0));
         let stack = Stack::new();
         let mut add = |store: &mut Store, name: &[u8], tid, span: Option<SpanKey>| {
             let (kind, thread) = (SampleKind::OnCpu, Some(OsThread::new(tid, name)));
@@ -262,10 +213,11 @@ mod tests {
         add(&mut store, b"worker", 2, Some(key(6)));
         add(&mut store, b"other", 3, None);
         let totals: Vec<_> = process
-            .totals()
-            .map(|(_, place, total)| {
-                let name = process.thread(place).map(|thread| thread.name());
-                (name.unwrap(), place.span, total.weight, total.count)
+            .totals_by(Some)
+            .into_iter()
+            .map(|(_, place, span, total)| {
+                let name = place.thread.map(|thread| thread.name());
+                (name.unwrap(), span, total.weight, total.count)
             })
             .collect();
         let [worker, other] = ["worker", "other"].map(str::to_owned);
@@ -273,7 +225,7 @@ mod tests {
             totals,
             [(worker.clone(), None, 20, 2), (worker, Some(key(6)), 10, 1), (other, None, 10, 1)]
         );
-        assert_eq!(process.weight_ns(), 40);
+        assert_eq!(process.weight_ns, 40);
         let id = RegistryId::MIN;
         let info = |root, parent| SpanInfo { parent, root: key(root), id, plan: 7, opened_ns: 0 };
         store.register(key(5), info(5, None), 1);

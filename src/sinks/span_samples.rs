@@ -32,16 +32,14 @@ pub(crate) struct StoredSample {
     pub(crate) time_ns: u64,
     pub(crate) weight: u64,
     pub(crate) stack: StoredStack,
-    /// The number of the sample's thread, and [`INSIDE`].
+    /// Where the tables have its thread, and [`INSIDE`].
     pub(super) thread: u32,
 }
 
 /// The sample is of a span inside the one that has it.
 const INSIDE: u32 = 1 << 31;
-const NO_THREAD: u32 = INSIDE - 1;
 
 impl StoredSample {
-    /// Whether it is of a span inside the one that has it, and not of that itself.
     pub(crate) fn is_of_span_inside(&self) -> bool {
         self.thread & INSIDE != 0
     }
@@ -51,8 +49,8 @@ impl StoredSample {
         Self { thread: self.thread | INSIDE, ..self }
     }
 
-    fn thread_number(&self) -> u32 {
-        self.thread & !INSIDE
+    fn thread(&self) -> StoredStack {
+        StoredStack(self.thread & !INSIDE)
     }
 }
 
@@ -60,14 +58,9 @@ impl StoredSample {
 #[derive(Debug, Default)]
 pub(crate) struct SampleTables {
     pub(crate) stacks: StackTree<StackEntry>,
-    /// By number, each with how many samples have it.
-    threads: Vec<(Option<OsThread>, u32)>,
-    thread_numbers: HashMap<OsThread, u32>,
-    free_threads: Vec<u32>,
+    /// Each like a stack of one frame; none is an empty stack.
+    threads: StackTree<OsThread>,
 }
-
-/// The memory of a thread in the list and in the map.
-const BYTES_A_THREAD: usize = 4 * size_of::<(OsThread, u32)>();
 
 impl SampleTables {
     /// Adds what a new sample refers to, if it takes no more memory than that.
@@ -76,52 +69,27 @@ impl SampleTables {
         NewSample { time_ns, weight, thread, stack, .. }: NewSample<'_>,
         most_bytes: usize,
     ) -> Option<StoredSample> {
-        let is_new = thread.is_some_and(|thread| !self.thread_numbers.contains_key(&thread));
-        let most_bytes = most_bytes.checked_sub(if is_new { BYTES_A_THREAD } else { 0 })?;
-        let stack = self.stacks.add_within(stack.entries(), most_bytes)?;
-        let thread = thread.map_or(NO_THREAD, |thread| self.add_thread(thread));
-        Some(StoredSample { time_ns, weight, stack, thread })
-    }
-
-    fn add_thread(&mut self, thread: OsThread) -> u32 {
-        let number = self.thread_numbers.get(&thread).copied().unwrap_or_else(|| {
-            let number = self.free_threads.pop();
-            let number = number.unwrap_or(u32::try_from(self.threads.len()).unwrap_or(NO_THREAD));
-            self.thread_numbers.insert(thread, number);
-            match self.threads.get_mut(number as usize) {
-                Some(free) => *free = (Some(thread), 0),
-                None => self.threads.push((Some(thread), 0)),
-            }
-            number
-        });
-        if let Some((_, uses)) = self.threads.get_mut(number as usize) {
-            *uses += 1;
-        }
-        number
+        let before = self.threads.bytes();
+        let thread = self.threads.add_within(thread.into_iter(), most_bytes)?;
+        let most_bytes = most_bytes.saturating_sub(self.threads.bytes() - before);
+        let Some(stack) = self.stacks.add_within(stack.entries(), most_bytes) else {
+            self.threads.remove(thread);
+            return None;
+        };
+        Some(StoredSample { time_ns, weight, stack, thread: thread.0 })
     }
 
     pub(crate) fn remove(&mut self, sample: &StoredSample) {
         self.stacks.remove(sample.stack);
-        if let Some((thread, uses)) = self.threads.get_mut(sample.thread_number() as usize) {
-            *uses -= 1;
-            if *uses == 0
-                && let Some(thread) = thread.take()
-            {
-                self.thread_numbers.remove(&thread);
-                self.free_threads.push(sample.thread_number());
-            }
-        }
-        if self.thread_numbers.is_empty() {
-            (self.threads, self.free_threads) = (Vec::new(), Vec::new());
-        }
+        self.threads.remove(sample.thread());
     }
 
     pub(crate) fn thread(&self, sample: &StoredSample) -> Option<OsThread> {
-        self.threads.get(sample.thread_number() as usize)?.0
+        self.threads.frames(sample.thread()).next()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.stacks.bytes() + self.thread_numbers.len() * BYTES_A_THREAD
+        self.stacks.bytes() + self.threads.bytes()
     }
 }
 
@@ -240,7 +208,7 @@ impl SpanSamples {
 
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |of_kind: &KindSamples| BYTES_A_KIND + size_of_val(of_kind.samples.as_slice());
-        let children = self.children.as_ref().map_or(0, |children| children.bytes());
+        let children = self.children.as_ref().map_or(0, |children| children.bytes);
         BYTES_A_SPAN + children + self.kinds.values().map(bytes).sum::<usize>()
     }
 

@@ -15,9 +15,7 @@ pub(crate) struct Stack {
     pub(crate) woke: Option<usize>,
     /// The first frame that is inferred rather than certain.
     pub(crate) inferred_from: Option<usize>,
-    /// What the thread was blocked in, if it was blocked.
     pub(crate) waited: Option<StackLeaf>,
-    /// Who held the lock that it waited for, if that is known.
     pub(crate) holder: Option<Holder>,
     /// The span grew old during this wait, whose time therefore includes shorter waits before it.
     pub(crate) holds_others: bool,
@@ -93,7 +91,6 @@ pub(crate) enum StackEntry {
     HolderSpan(u64),
     StackLeaf(StackLeaf),
     Code(ModuleAddress),
-    /// Code that is inferred rather than certain.
     Inferred(ModuleAddress),
     /// How it ended, unless that is [`UnwindEnd::Root`].
     End(UnwindEnd),

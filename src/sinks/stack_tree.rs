@@ -5,10 +5,11 @@ use std::hash::Hash;
 
 /// A stored stack: the index of its innermost run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct StoredStack(u32);
+pub(crate) struct StoredStack(pub(super) u32);
 
 impl StoredStack {
-    const EMPTY: Self = Self(u32::MAX);
+    /// The highest bit is not used.
+    const EMPTY: Self = Self(u32::MAX >> 1);
 }
 
 /// Adjacent frames of a stack: nothing in the tree ends or branches between them.
@@ -154,9 +155,9 @@ impl<F: Copy + Eq + Hash> StackTree<F> {
 
     fn insert(&mut self, run: Run<F>) -> StoredStack {
         let place = self.free.pop();
-        // More than four billion runs do not fit into memory.
+        // More than two billion runs do not fit into memory.
         let place =
-            place.unwrap_or(StoredStack(u32::try_from(self.runs.len()).unwrap_or(u32::MAX)));
+            place.unwrap_or(u32::try_from(self.runs.len()).map_or(StoredStack::EMPTY, StoredStack));
         let key = run.frames.first().map(|first| (run.caller, *first));
         self.places.extend(key.map(|key| (key, place)));
         match self.runs.get_mut(place.0 as usize) {

@@ -12,6 +12,7 @@ use crate::keep::SpanNames;
 use crate::profile::SampleKind;
 use crate::span::{SpanInfo, SpanKey};
 
+#[derive(Default)]
 pub(crate) struct Store {
     spans: HashMap<SpanKey, SpanSamples>,
     /// The stacks and threads of all samples.
@@ -29,10 +30,8 @@ pub(crate) struct Store {
     has_lost: bool,
     /// No span was found that can be downsampled to make room, in this round.
     none_is_large: bool,
-    /// When the close of a child span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    child_lost_ns: u64,
-    /// Whether some spans may be held although a profile has them.
-    has_exported: bool,
+    /// When the close of a child span of any span was last lost: `CLOCK_MONOTONIC_RAW` in nanoseconds.
+    pub(crate) child_lost_ns: u64,
 }
 
 /// A span beyond the limit of pending spans.
@@ -48,7 +47,6 @@ struct Refused {
 /// A closed span with all closed spans inside it.
 #[derive(Default)]
 struct ClosedTree {
-    /// The time of the last sample in these spans.
     last_ns: u64,
     /// Each span with its root.
     spans: Vec<(SpanKey, SpanKey)>,
@@ -64,23 +62,13 @@ const REFUSED_TIMES: usize = 4;
 impl Store {
     pub(crate) fn new(budget_bytes: usize, most_samples: usize, most_spans: usize) -> Self {
         Self {
-            spans: HashMap::new(),
-            tables: SampleTables::default(),
-            names: Arc::default(),
-            roots: HashMap::new(),
-            bytes: 0,
             budget_bytes,
             most_samples: most_samples.max(2),
             most_spans: most_spans.max(1),
-            refused: HashMap::new(),
-            has_lost: false,
-            none_is_large: false,
-            child_lost_ns: 0,
-            has_exported: false,
+            ..Self::default()
         }
     }
 
-    /// Adds a sample to a span. `round` is the current one.
     pub(crate) fn add(&mut self, span: SpanKey, sample: NewSample<'_>, round: u64) -> Added {
         let NewSample { kind, time_ns, weight, .. } = sample;
         let is_on_cpu = kind == SampleKind::OnCpu;
@@ -157,25 +145,17 @@ impl Store {
         let has_room = self.used_bytes() + Ledger::MOST_GROWTH <= self.budget_bytes / 8 * 7;
         let is_counted = has_room && self.has_place(span);
         if !is_counted {
-            self.note(span, |pending| pending.children.iter_mut().for_each(|it| it.lose()));
+            self.note(span, |pending| {
+                pending.children.iter_mut().for_each(|it| it.has_lost = true)
+            });
             return false;
         }
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        let before = pending.children.as_ref().map_or(0, |children| children.bytes());
+        let before = pending.children.as_ref().map_or(0, |children| children.bytes);
         let children = pending.children.get_or_insert_with(|| Box::new(Ledger::new()));
         children.add(child);
-        self.bytes = self.bytes + children.bytes() - before;
+        self.bytes = self.bytes + children.bytes - before;
         true
-    }
-
-    /// The close of a child span of any span was lost.
-    pub(crate) fn note_lost_child(&mut self, now_ns: u64) {
-        self.child_lost_ns = self.child_lost_ns.max(now_ns);
-    }
-
-    /// Whether one may be missing of a span that opened then.
-    pub(crate) fn may_miss_children(&self, opened_ns: u64) -> bool {
-        self.child_lost_ns > opened_ns
     }
 
     fn used_bytes(&self) -> usize {
@@ -186,13 +166,15 @@ impl Store {
         self.spans.len() < self.most_spans || self.spans.contains_key(&span)
     }
 
-    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest one around it.
+    /// The span that has the samples of `span`: itself, or where there is no room for it the nearest known one around it.
     fn place_of(&self, span: SpanKey) -> Option<SpanKey> {
         if self.has_place(span) {
             return Some(span);
         }
+        let known = self.refused.get(&span)?.known?;
         let parent = |span: &SpanKey| self.refused.get(span)?.known?.parent;
-        std::iter::successors(parent(&span), parent).find(|around| self.spans.contains_key(around))
+        let mut around = std::iter::successors(known.parent, parent).chain([known.root]);
+        around.find(|around| self.spans.contains_key(around))
     }
 
     fn refused_entry(&mut self, span: SpanKey, round: u64) -> Option<&mut Refused> {
@@ -204,20 +186,6 @@ impl Store {
         Some(self.refused.entry(span).or_insert_with(|| Refused { round, ..Refused::default() }))
     }
 
-    /// Charges the losses of refused spans to their roots.
-    pub(crate) fn charge_refused(&mut self) {
-        self.none_is_large = false;
-        for refused in self.refused.values_mut() {
-            let root = refused.known.and_then(|known| self.spans.get_mut(&known.root));
-            if let Some(root) = root
-                && refused.lost != Lost::default()
-            {
-                let lost = std::mem::take(&mut refused.lost);
-                root.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
-            }
-        }
-    }
-
     pub(crate) fn note(&mut self, span: SpanKey, note: impl FnOnce(&mut SpanSamples)) {
         _ = self.spans.get_mut(&span).map(note);
     }
@@ -226,23 +194,29 @@ impl Store {
     pub(crate) fn register(&mut self, span: SpanKey, known: SpanInfo, round: u64) {
         // A root is never refused: it holds the losses of the spans inside it.
         if !self.has_place(span) && span != known.root {
-            if let Some(refused) = self.refused_entry(span, round) {
-                refused.known = Some(known);
-            }
-            return;
+            let Some(refused) = self.refused_entry(span, round) else { return };
+            refused.known = Some(known);
+            // The root was registered before the spans inside it. If it has closed, no profile can say so any more.
+            let lost = std::mem::take(&mut refused.lost);
+            return self.lose(known.root, lost);
         }
-        let refused = self.refused.remove(&span).unwrap_or_default();
         let pending = span_of(&mut self.spans, &mut self.bytes, span, round);
-        // The span is no longer refused.
-        if refused.lost != Lost::default() {
-            pending.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += refused.lost;
-        }
         if pending.known.replace(known).is_none() {
             self.roots.entry(known.root).or_default().push(span);
         }
+        // It is no longer refused.
+        let refused = self.refused.remove(&span).unwrap_or_default();
+        self.lose(span, refused.lost);
     }
 
-    /// Whether a sample was lost and memory has been short since.
+    fn lose(&mut self, span: SpanKey, lost: Lost) {
+        if let Some(pending) = self.spans.get_mut(&span)
+            && lost != Lost::default()
+        {
+            pending.of_kind(SampleKind::OnCpu, &mut self.bytes).lost += lost;
+        }
+    }
+
     pub(crate) fn is_memory_short(&mut self) -> bool {
         let has_room = self.used_bytes() + SOME_STACKS <= self.budget_bytes;
         self.has_lost &= !has_room || self.spans.len() >= self.most_spans;
@@ -288,7 +262,6 @@ impl Store {
     /// A profile has the samples of a closed span. They are held for the profiles of spans around it.
     pub(crate) fn note_exported(&mut self, span: SpanKey) {
         self.note(span, |pending| pending.state = PendingState::Exported);
-        self.has_exported = true;
     }
 
     pub(crate) fn close(&mut self, span: SpanKey) {
@@ -307,9 +280,10 @@ impl Store {
     /// true, only what a profile has is dropped. Returns how many samples were dropped that are in no profile, and whether
     /// memory was the reason.
     pub(crate) fn evict_closed(&mut self, is_reserved: impl Fn(SpanKey) -> bool) -> (u64, bool) {
+        self.none_is_large = false;
         let is_memory_short = self.used_bytes() > self.budget_bytes / 4 * 3;
         let is_over = self.is_over(3);
-        if !(is_over || self.has_exported && self.is_over(2)) {
+        if !self.is_over(2) {
             return (0, is_memory_short);
         }
         let is_half_used = self.used_bytes() > self.budget_bytes / 2;
@@ -347,13 +321,10 @@ impl Store {
             let must_free = if tree.has_new { is_memory_short } else { is_half_used };
             let around = tree.around.filter(|around| self.spans.contains_key(around));
             for (span, root) in tree.spans {
-                match around {
-                    Some(around) if !must_free => self.fold(span, around),
-                    _ => samples += self.evict(span, around.unwrap_or(root)),
-                }
+                let has_room = !must_free && around.is_some();
+                samples += self.fold(span, around.unwrap_or(root), has_room);
             }
         }
-        self.has_exported = self.spans.values().any(|it| it.state == PendingState::Exported);
         let spans = &self.spans;
         self.roots.values_mut().for_each(|root| root.retain(|span| spans.contains_key(span)));
         (samples, is_memory_short)
@@ -365,22 +336,36 @@ impl Store {
             || self.spans.len() > self.most_spans / 4 * quarters
     }
 
-    /// Moves what a span has into one around it.
-    fn fold(&mut self, span: SpanKey, around: SpanKey) {
-        let Some(from) = self.spans.remove(&span) else { return };
+    /// Moves what a span has into one around it: unless that `has_room`, only how much time it is. Returns how many
+    /// samples were dropped that are in no profile.
+    fn fold(&mut self, span: SpanKey, around: SpanKey, has_room: bool) -> u64 {
+        let Some(from) = self.spans.remove(&span) else { return 0 };
         self.bytes -= from.bytes();
+        let is_lost = !has_room && from.state != PendingState::Exported;
+        let dropped = if is_lost { from.samples(SampleKind::OnCpu).len() as u64 } else { 0 };
         let (bytes, tables, most) = (&mut self.bytes, &mut self.tables, self.most_samples);
-        let Some(around) = self.spans.get_mut(&around) else { return from.release(tables) };
+        let Some(around) = self.spans.get_mut(&around) else {
+            from.release(tables);
+            return dropped;
+        };
         // Its samples have them.
         around.losses += Losses { folded: 0, ..from.losses };
         around.last_ns = around.last_ns.max(from.last_ns);
         for (kind, moved) in from.kinds {
-            around.losses.folded += moved.samples.len() as u64;
+            let count = moved.samples.len() as u64;
+            around.losses.folded += if has_room { count } else { 0 };
             let of_kind = around.of_kind(kind, bytes);
-            let skipped = &mut of_kind.downsampling.skipped_weight;
-            *skipped = skipped.saturating_add(moved.downsampling.skipped_weight);
             of_kind.downsampled += moved.downsampled;
             of_kind.lost += moved.lost;
+            let skipped = moved.downsampling.skipped_weight;
+            if !has_room {
+                let weights = moved.samples.iter().map(|sample| sample.weight);
+                of_kind.lose(kind, Lost { count, weight: skipped + weights.sum::<u64>() });
+                moved.samples.iter().for_each(|sample| tables.remove(sample));
+                continue;
+            }
+            let skipped_there = &mut of_kind.downsampling.skipped_weight;
+            *skipped_there = skipped_there.saturating_add(skipped);
             for sample in moved.samples {
                 let Ok(weight) = of_kind.admit(kind, sample.weight, most) else {
                     tables.remove(&sample);
@@ -390,28 +375,7 @@ impl Store {
                 of_kind.push(moved, most, tables, bytes);
             }
         }
-    }
-
-    /// Drops what a span has. Its time is lost to the span around it.
-    fn evict(&mut self, span: SpanKey, around: SpanKey) -> u64 {
-        let Some(pending) = self.remove_span(span) else { return 0 };
-        if let Some(around) = self.spans.get_mut(&around) {
-            around.losses += pending.losses;
-            around.last_ns = around.last_ns.max(pending.last_ns);
-            for (kind, of_kind) in &pending.kinds {
-                let weights = of_kind.samples.iter().map(|sample| sample.weight);
-                let weight = of_kind.downsampling.skipped_weight + weights.sum::<u64>();
-                let count = of_kind.samples.len() as u64;
-                let of_around = around.of_kind(*kind, &mut self.bytes);
-                of_around.lost += of_kind.lost;
-                of_around.lose(*kind, Lost { count, weight });
-                of_around.downsampled += of_kind.downsampled;
-            }
-        }
-        match pending.state {
-            PendingState::Exported => 0,
-            _ => pending.samples(SampleKind::OnCpu).len() as u64,
-        }
+        dropped
     }
 
     pub(crate) fn remove_root(&mut self, root: SpanKey) {
@@ -652,7 +616,6 @@ mod tests {
             pending.register(key(span), known(1, Some(1)), 0);
             pending.add(key(span), ran(0, 3, &stack(1)), 0);
         }
-        pending.charge_refused();
         assert_eq!(pending.spans.len(), 4);
         let left: u64 = pending.spans.values().map(weight).sum();
         assert_eq!(left + lost(pending.get(key(1)).unwrap()).weight, 12 * 3);
@@ -697,7 +660,6 @@ mod tests {
                     closed.push(key(span));
                 }
             }
-            pending.charge_refused();
             closed.into_iter().for_each(|span| pending.close(span));
             assert_eq!(pending.evict_closed(|_| false), (0, false));
         }

@@ -35,10 +35,7 @@ pub(crate) struct Attachment {
 
 enum Phase {
     Detached {
-        /// When attaching it last failed.
         failed: Option<Instant>,
-        /// The thread is to be attached again at another rate, so how soon that happens says nothing about its spans.
-        changes_rate: bool,
     },
     Attached,
     /// No longer sampled; detached once all of it is drained.
@@ -50,7 +47,6 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndReason {
-    /// There was no demand for a while.
     Unused,
     /// The thread is attached again at another rate.
     OtherRate,
@@ -83,9 +79,7 @@ pub(crate) struct Timing {
     pub(crate) linger: Duration,
     /// How long a thread that attaches itself stays attached without a demand, at first.
     pub(crate) own_linger: Duration,
-    /// The CPU budget for attaching threads.
     pub(crate) attaching: CpuBudget,
-    /// The CPU budget for capturing waits.
     pub(crate) captures: CpuBudget,
     /// The longest interval between scans while a thread is in a span.
     pub(crate) longest_scan_interval: Duration,
@@ -125,7 +119,7 @@ const RETRY: Duration = Duration::from_secs(10);
 impl Attachment {
     pub(crate) fn new(timing: Timing, is_attached: bool) -> Self {
         Self {
-            phase: if is_attached { Phase::Attached } else { Phase::detached(false) },
+            phase: if is_attached { Phase::Attached } else { Phase::Detached { failed: None } },
             demand: None,
             is_slow: false,
             wanted: None,
@@ -183,23 +177,14 @@ impl Attachment {
         let now = Instant::now();
         let before = self.attached.replace(now);
         self.is_brief = is_brief;
-        // A thread that is attached again soon stays attached for longer.
-        if !matches!(self.phase, Phase::Detached { changes_rate: true, .. }) {
-            let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
-            let longer = (2 * self.linger).clamp(self.timing.linger, LONGEST_LINGER);
-            self.linger = match (is_brief, is_soon) {
-                (true, _) => Duration::ZERO,
-                (_, true) => longer,
-                (_, false) => self.timing.linger,
-            };
-        }
+        let is_soon = before.is_some_and(|before| now.duration_since(before) < SOON);
+        let longer = (2 * self.linger).clamp(self.timing.linger, LONGEST_LINGER);
+        self.linger = match (is_brief, is_soon) {
+            (true, _) => Duration::ZERO,
+            (_, true) => longer,
+            (_, false) => self.timing.linger,
+        };
         self.phase = Phase::Attached;
-    }
-}
-
-impl Phase {
-    fn detached(changes_rate: bool) -> Self {
-        Self::Detached { failed: None, changes_rate }
     }
 }
 
@@ -250,12 +235,8 @@ impl SampledThread {
                 self.begin_to_end(EndReason::OtherRate);
             }
             self.attach(check);
-        } else if let Phase::Detached { changes_rate, .. } = &mut attachment.phase {
-            *changes_rate = false;
-        } else {
-            if check.is_after(last, linger) {
-                self.begin_to_end(EndReason::Unused);
-            }
+        } else if check.is_after(last, linger) {
+            self.begin_to_end(EndReason::Unused);
         }
         matches!(self.attachment.phase, Phase::Ending { .. })
     }
@@ -272,13 +253,13 @@ impl SampledThread {
     }
 
     fn attach(&mut self, check: &Check<'_>) {
-        let Phase::Detached { failed, .. } = self.attachment.phase else { return };
+        let Phase::Detached { failed } = self.attachment.phase else { return };
         if !check.may_attach || !check.is_after(failed, RETRY) {
             return;
         }
         check.source.attach(&self.cursor.thread);
         self.go_to_next_session();
-        if let Phase::Detached { failed, .. } = &mut self.attachment.phase {
+        if let Phase::Detached { failed } = &mut self.attachment.phase {
             *failed = Some(check.at);
         }
     }
@@ -298,7 +279,7 @@ impl SampledThread {
             return false;
         }
         let changes_rate = why == EndReason::OtherRate;
-        self.attachment.phase = Phase::detached(changes_rate);
+        self.attachment.phase = Phase::Detached { failed: None };
         if changes_rate {
             self.detector.begin_by_clock(&self.cursor, now_ns);
         }
@@ -350,7 +331,7 @@ impl SampledThread {
     /// Whether the thread is newly found to be wanted, and is not attached only because no thread may be.
     pub(crate) fn is_newly_left_out(&mut self, check: &Check<'_>) -> bool {
         let may_be_tried = match self.attachment.phase {
-            Phase::Detached { failed, .. } => check.is_after(failed, RETRY),
+            Phase::Detached { failed } => check.is_after(failed, RETRY),
             Phase::Attached | Phase::Ending { .. } => false,
         };
         let is_wanted = self.attachment.demand.is_some() && !self.cursor.thread.is_refused();

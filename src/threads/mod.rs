@@ -7,7 +7,6 @@ mod holder_search;
 mod holders;
 mod inspect;
 mod locks;
-mod parked;
 mod reading_budget;
 mod rivals;
 mod run_delay;
@@ -28,25 +27,23 @@ pub(crate) use sampled::SampledThread;
 pub(crate) use waits::WaitingThread;
 
 use reading_budget::ReadingBudget;
+use rivals::Rivals;
+use sampled::SampledThreads;
+use scan::Schedule;
+use waits::CaptureBudget;
 
 use crate::budget::CpuBudget;
+use crate::drain::{DemandBudgets, ProcessThreads, Why};
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
-use crate::sampler::{Periods, SamplingSession, ThreadShared};
+use crate::sampler::{Periods, SamplingSession};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys;
 
-use crate::drain::ProcessThreads;
-use crate::drain::{DemandBudgets, Why};
-use parked::SampledThreads;
-use rivals::Rivals;
-use scan::Schedule;
-use waits::CaptureBudget;
-
 /// A thread that was in no profiled span for this long is detached and forgotten.
 const IDLE: Duration = Duration::from_secs(10);
-/// How often signals and budgets are checked, and the clock's rate is measured again.
+/// How often signals, budgets and parked threads are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +64,9 @@ pub(crate) struct Threads {
     attaching: CpuBudget,
     /// Of all threads together.
     budgets: DemandBudgets,
-    reading: ReadingTime,
+    reading: ReadingBudget,
+    /// The CPU time of reading samples, which falls with the sampling rate.
+    reading_ns: u64,
     /// The sampling sessions of threads that are over, and may still read them.
     ended_sessions: Vec<Arc<SamplingSession>>,
     /// Whether the next round can end a session.
@@ -77,12 +76,6 @@ pub(crate) struct Threads {
     checked: Instant,
     /// What was said last of each kind, and when. The event until it is logged.
     said: Vec<(LogKind, Instant, Option<LogEvent>)>,
-}
-
-/// The CPU time of reading samples, which falls with the sampling rate.
-struct ReadingTime {
-    budget: ReadingBudget,
-    used_ns: u64,
 }
 
 impl Threads {
@@ -97,7 +90,8 @@ impl Threads {
             captures: CaptureBudget::new(settings.timing.captures),
             attaching: settings.timing.attaching,
             budgets: DemandBudgets::new(processors),
-            reading: ReadingTime { budget: ReadingBudget::new(settings.cpu_percent), used_ns: 0 },
+            reading: ReadingBudget::new(settings.cpu_percent),
+            reading_ns: 0,
             ended_sessions: Vec::new(),
             can_end: false,
             idle: IDLE,
@@ -108,21 +102,13 @@ impl Threads {
 
     /// Adds threads that are new, and looks again at those that are used again. Returns whether there are any.
     pub(crate) fn take_new(&mut self, intake: &Intake) -> bool {
-        let new = intake.source.take_new();
+        let (new, timing) = (intake.source.take_new(), self.settings.timing);
         let returned = intake.source.take_returned();
-        returned.iter().for_each(|thread| self.process.note_hook(thread.tid()));
-        let has_returned = self.sampled.bring_back(&returned);
-        let has_new = has_returned || !new.is_empty();
-        self.adopt(new);
-        has_new
-    }
-
-    fn adopt(&mut self, new: Vec<Arc<ThreadShared>>) {
-        let timing = self.settings.timing;
-        for thread in &new {
-            self.process.note_hook(thread.tid());
-        }
+        let all = new.iter().chain(&returned);
+        all.for_each(|thread| self.process.note_hook(thread.tid()));
+        let has_new = self.sampled.bring_back(&returned) || !new.is_empty();
         self.sampled.extend(new.into_iter().map(|thread| SampledThread::new(thread, timing)));
+        has_new
     }
 
     /// Samples all threads of the process from now on for that profile, with that CPU time between two samples; without it,
@@ -152,7 +138,6 @@ impl Threads {
         slow.map(|sampled| sampled.thread().tid())
     }
 
-    /// The present waits.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &WaitingThread> {
         self.sampled.iter().filter_map(SampledThread::waiting)
     }
@@ -175,33 +160,27 @@ impl Threads {
         let has_new = self.take_new(intake);
         // Read before draining, so that nothing can follow what is drained. And before the scan: a thread that
         // continues and ends after the scan is drained once more.
-        let over: HashSet<usize> = self
-            .sampled
-            .iter()
-            .filter(|sampled| sampled.thread().is_over())
-            .map(SampledThread::address)
-            .collect();
+        self.sampled.iter_mut().for_each(SampledThread::note_over);
         _ = intake.own_cpu.lap();
         // Parks some of them.
         self.scan(intake, least_age);
         self.can_end = false;
         let mut entered = HashSet::new();
-        intake.is_lowered = self.reading.budget.is_lowered();
+        intake.is_lowered = self.reading.times > 1.0;
         self.sampled.retain_mut(|sampled| {
-            let is_over = over.contains(&sampled.address());
             entered.extend(sampled.drain(intake));
-            if is_over {
+            if sampled.was_over {
                 sampled.charge(&mut self.budgets);
                 self.ended_sessions.extend(sampled.cursor.give_back(&intake.source));
             }
-            !is_over
+            !sampled.was_over
         });
         let source = intake.source.clone();
         let (reader, mut sink) = intake.parts();
         self.process.drain((reader, &source), &mut sink, &mut self.budgets);
         if let Some(took) = intake.own_cpu.lap() {
             Counters::add(&intake.counters.sampling.collector_cpu_ns, took);
-            self.reading.used_ns += took;
+            self.reading_ns += took;
         }
         let missed = intake.source.take_missed_signals();
         if missed > 0 {
@@ -209,8 +188,11 @@ impl Threads {
         }
         // Ending sessions costs the same at any sampling rate, so it is not part of `reading`.
         let now_ns = intake.now_ns();
-        let end = |sampled: &mut SampledThread| sampled.end_session(now_ns, &intake.source);
-        if self.sampled.iter_mut().filter_map(|sampled| end(sampled).then_some(())).count() > 0 {
+        let mut is_attached_again = false;
+        for sampled in self.sampled.iter_mut() {
+            is_attached_again |= sampled.end_session(now_ns, &intake.source);
+        }
+        if is_attached_again {
             self.scan_at_once();
         }
         self.ended_sessions.retain(|session| Arc::strong_count(session) > 1);
@@ -221,13 +203,13 @@ impl Threads {
     /// follow soon, which gives back what they have.
     pub(crate) fn maintain(&mut self, intake: &Intake, now: Instant) -> bool {
         let mut has_ended = false;
-        if now.duration_since(self.checked) >= CHECK_INTERVAL {
+        if now.duration_since(self.checked) >= CHECK_INTERVAL.min(self.idle) {
             self.checked = now;
             has_ended = self.check_signals(intake);
             self.check_budget(intake);
             sys::read_filters();
+            has_ended |= self.sampled.sweep(now, self.idle);
         }
-        has_ended |= self.sampled.sweep(now, self.idle);
         for sampled in self.sampled.iter_mut() {
             // Its ring is drained once more, in the next round, before it is given back.
             has_ended |= sampled.end_if_idle(now, self.idle);
@@ -255,7 +237,7 @@ impl Threads {
     pub(crate) fn end(&mut self, intake: &Intake) {
         // First: no thread is attached from here on.
         intake.source.end();
-        self.adopt(intake.source.take_new());
+        self.take_new(intake);
         self.process.give_back(&intake.source);
         self.sampled.bring_all_back();
         for sampled in self.sampled.iter() {

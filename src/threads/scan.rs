@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use super::Threads;
 use super::attachment::Check;
 use super::holder_search::search_holders;
-use super::parked::PARK_AFTER;
-use super::sampled::fill_time;
-use super::waits::{IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, next_scan};
+use super::sampled::{PARK_AFTER, SampledThread};
+use super::waits::{
+    IDLE_SCAN_INTERVAL, SCAN_INTERVAL, ScanResult, Scanner, WAITING_SCAN_INTERVAL,
+    WAITING_SCAN_INTERVAL_BY_CLOCK,
+};
 use crate::drain::Why;
 use crate::intake::Intake;
 use crate::log::{LogEvent, LogKind};
@@ -18,6 +20,8 @@ use crate::stats::Counters;
 /// A wake-up takes some 16 µs and scanning a thread 0.2 to 1 µs: together 1 % of a core or a little more.
 const SOONEST: Duration = Duration::from_millis(1);
 const SOONEST_OF_A_THREAD: Duration = Duration::from_micros(20);
+/// How soon a ring may be read because half of it may be full.
+const SOONEST_FULL: Duration = Duration::from_micros(250);
 /// How long one scan may spend on attaching threads, which takes some 150 µs each.
 const MAX_ATTACHING: Duration = Duration::from_millis(5);
 /// How many threads may be attached again at another rate in one scan. More would not fit into [`MAX_ATTACHING`].
@@ -75,8 +79,11 @@ impl Threads {
     /// How long until the next scan, or until a ring may be half full.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         let is_any = !self.sampled.is_empty();
-        let until_scan = is_any.then(|| self.until_scan().min(fill_time(&self.sampled)));
-        until_scan.into_iter().chain(self.process.until_next()).min()
+        // The kernel could wake the collector when half of a ring is full, but that takes a file, which may be closed.
+        let fills = |one: &SampledThread| one.cursor.fill_time(one.waiting().is_some());
+        let until_full = self.sampled.iter().filter_map(fills).min().map(|it| it.max(SOONEST_FULL));
+        let until_scan = is_any.then(|| self.until_scan());
+        until_scan.into_iter().chain(until_full).chain(self.process.until_next()).min()
     }
 
     /// Searches for threads of the process that have met no hook, if a profile of it is made and that is due, or soon due and
@@ -88,7 +95,7 @@ impl Threads {
         let Some((why, periods)) = self.process.demand() else { return };
         let hooked: HashSet<u32> = self.sampled.iter().map(|one| one.thread().tid()).collect();
         let frequency = self.budgets.of(why).frequency(intake.now_ns());
-        let rate = why.rate(frequency, periods).slowed(self.reading.budget.times());
+        let rate = why.rate(frequency, periods).slowed(self.reading.times);
         if self.process.search((why, rate), (&intake.source, intake.now_ns()), &hooked) {
             self.scan_soon();
         }
@@ -129,7 +136,7 @@ impl Threads {
             now_ns,
             may_attach,
             may_change: may_attach,
-            times: self.reading.budget.times(),
+            times: self.reading.times,
             process: None,
             source: &intake.source,
         };
@@ -180,9 +187,9 @@ impl Threads {
             SOONEST.max(SOONEST_OF_A_THREAD.saturating_mul(threads)).min(SCAN_INTERVAL);
         let unwanted_scan = Duration::from_nanos(intake.clock().ns(least_age))
             .clamp(SCAN_INTERVAL, IDLE_SCAN_INTERVAL);
-        let open = self.sampled.iter().filter(|sampled| sampled.run_delay.is_open()).count();
+        let slow_threads = self.slow_tids().count() as u64;
         let mut scanner = Scanner {
-            run_delay_files: open as u64,
+            slow_threads,
             intake: &mut *intake,
             captures: &mut self.captures,
             waits: self.settings.waits,
@@ -193,20 +200,24 @@ impl Threads {
         let (mut soonest, mut is_in_span) = (None, false);
         for sampled in sooner.iter_mut().chain(later) {
             let result = sampled.scan(&mut scanner);
-            let soonest_scan = if sampled.is_unwanted() { unwanted_scan } else { SCAN_INTERVAL };
-            let unchanged_ns = match result {
-                ScanResult::OutsideSpans => {
-                    now_ns.saturating_sub(scanner.hooked_ns(sampled.thread()))
-                }
-                ScanResult::Busy => 0,
-                ScanResult::StillWaiting { waited_ns } => waited_ns,
-            };
             is_in_span |= result != ScanResult::OutsideSpans;
+            let hooked_ns = scanner.hooked_ns(sampled.thread());
             // A thread in no span may enter one at any time, and must be found before that is past its delay.
-            let next = match result {
-                ScanResult::OutsideSpans if sampled.is_unwanted() => unwanted_scan,
-                _ => next_scan(result, unchanged_ns, soonest_scan, sampled.is_checked_by_clock()),
+            let (shortest, outside_spans) = match sampled.is_unwanted() {
+                true => (unwanted_scan, unwanted_scan),
+                false => (SCAN_INTERVAL, IDLE_SCAN_INTERVAL),
             };
+            let (unchanged_ns, longest) = match result {
+                ScanResult::Busy => (0, SCAN_INTERVAL),
+                ScanResult::StillWaiting { waited_ns } if sampled.is_checked_by_clock() => {
+                    (waited_ns, WAITING_SCAN_INTERVAL_BY_CLOCK)
+                }
+                ScanResult::StillWaiting { waited_ns } => (waited_ns, WAITING_SCAN_INTERVAL),
+                ScanResult::OutsideSpans => (now_ns.saturating_sub(hooked_ns), outside_spans),
+            };
+            // After a quarter of the time without a change.
+            let next = Duration::from_nanos(unchanged_ns / 4);
+            let next = next.clamp(shortest, longest.max(shortest));
             soonest = Some(soonest.map_or(next, |soonest: Duration| soonest.min(next)));
         }
         let is_starved = scanner.is_starved;
@@ -243,8 +254,8 @@ impl Threads {
     }
 
     pub(super) fn check_budget(&mut self, intake: &Intake) {
-        let before = self.reading.budget.times();
-        let Some(times) = self.reading.budget.update(intake.now_ns(), self.reading.used_ns) else {
+        let before = self.reading.times;
+        let Some(times) = self.reading.update(intake.now_ns(), self.reading_ns) else {
             return;
         };
         intake.source.slow_down(times);

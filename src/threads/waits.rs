@@ -23,13 +23,13 @@ use crate::unwind::UnwindEnd;
 /// The scan interval while a thread is in a profiled span and not known to be blocked. All waits longer than this and
 /// [`SHORTEST_WAIT`] together are captured, and some of those in between. After a pause, all waits longer than
 /// [`IDLE_SCAN_INTERVAL`] plus that.
-pub(crate) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
+pub(super) const SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// The scan interval while no thread is in a profiled span, until threads are detached some seconds later.
-pub(crate) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const IDLE_SCAN_INTERVAL: Duration = Duration::from_millis(20);
 /// The scan interval while all threads in profiled spans are known to be blocked.
-const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const WAITING_SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// The waiting scan interval without switch records. Ends of waits and starts of the next are known to half of that.
-const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
+pub(super) const WAITING_SCAN_INTERVAL_BY_CLOCK: Duration = Duration::from_millis(6);
 
 const _: () = assert!(SHORTEST_WAIT.as_nanos() == SwitchRing::SHORT_NS.end as u128);
 /// A short wait that is captured represents this many others at most.
@@ -37,22 +37,6 @@ const MAX_SKIPPED: u64 = 256;
 
 /// The kernel's clock and a converted reading of a counter differ by less.
 const CLOCKS_DIFFER_NS: u64 = 1_000_000;
-
-/// How soon to scan again: after a quarter of the time without a change, but not before `soonest`.
-pub(crate) fn next_scan(
-    result: ScanResult,
-    unchanged_ns: u64,
-    soonest: Duration,
-    by_clock: bool,
-) -> Duration {
-    let longest = match result {
-        ScanResult::Busy => SCAN_INTERVAL,
-        ScanResult::StillWaiting { .. } if by_clock => WAITING_SCAN_INTERVAL_BY_CLOCK,
-        ScanResult::StillWaiting { .. } => WAITING_SCAN_INTERVAL,
-        ScanResult::OutsideSpans => IDLE_SCAN_INTERVAL,
-    };
-    Duration::from_nanos(unchanged_ns / 4).clamp(soonest, longest.max(soonest))
-}
 
 /// The CPU budget for capturing waits: 64 of some 50 µs at once, as of one lock, and 2 % of a core after that.
 pub(super) const CAPTURES: CpuBudget = CpuBudget::new(2, 64 * A_CAPTURE_NS as i64);
@@ -82,10 +66,27 @@ impl CaptureBudget {
     /// A thread cannot be inspected. `is_blocked` is `None` if nothing else says whether it is blocked.
     fn note_unseen(&mut self, error: &io::Error, is_blocked: Option<bool>) {
         // A thread that has ended cannot be, either.
-        if !self.has_noted_unseen && Blocked::of(sys::current_tid()).is_err() {
-            self.has_noted_unseen = true;
-            self.unseen = Some(unseen(error, is_blocked.is_some()));
+        if self.has_noted_unseen || Blocked::of(sys::current_tid()).is_ok() {
+            return;
         }
+        let what = match is_blocked {
+            Some(_) => "waits have their length and no stack",
+            None => {
+                "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
+            }
+        };
+        let why = match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                ": the program has changed its user, has file capabilities, or is not dumpable"
+            }
+            io::ErrorKind::NotFound => {
+                ": is /proc mounted, and that of this process' PID namespace?"
+            }
+            _ => "",
+        };
+        let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
+        self.unseen = Some(LogEvent::warning(LogKind::WaitsUnseen, message));
+        self.has_noted_unseen = true;
     }
 
     /// Whether to check the filters again. That takes as long as a capture.
@@ -99,33 +100,14 @@ impl CaptureBudget {
     }
 }
 
-/// The log event that blocked threads cannot be inspected. If nothing else tells that they are, there are no waits.
-fn unseen(error: &io::Error, is_known: bool) -> LogEvent {
-    let what = match is_known {
-        true => "waits have their length and no stack",
-        false => {
-            "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
-        }
-    };
-    let why = match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            ": the program has changed its user, has file capabilities, or is not dumpable"
-        }
-        io::ErrorKind::NotFound => ": is /proc mounted, and that of this process' PID namespace?",
-        _ => "",
-    };
-    let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
-    LogEvent::warning(LogKind::WaitsUnseen, message)
-}
-
 pub(crate) struct Scanner<'a> {
     pub(crate) intake: &'a mut Intake,
     pub(crate) captures: &'a mut CaptureBudget,
     pub(crate) waits: bool,
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(crate) now_ns: u64,
-    /// How many files are open to read run delays.
-    pub(super) run_delay_files: u64,
+    /// How many threads are in spans past their sampling delays.
+    pub(super) slow_threads: u64,
     /// Whether a thread in a slow span waited for a CPU since its last scan.
     pub(super) is_starved: bool,
 }
@@ -134,11 +116,6 @@ impl Scanner<'_> {
     /// When the thread's last hook ended: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     pub(super) fn hooked_ns(&self, thread: &ThreadShared) -> u64 {
         self.intake.clock().raw_ns(thread.last_hook_at())
-    }
-
-    /// When a hook last counted a wait: `CLOCK_MONOTONIC_RAW` in nanoseconds.
-    fn counted_ns(&self, thread: &ThreadShared) -> u64 {
-        self.intake.clock().raw_ns(thread.claimed_at())
     }
 }
 
@@ -209,7 +186,13 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    pub(crate) fn scan(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> ScanResult {
+    /// Captures a wait only if the thread `is_slow`: one of its spans is past its sampling delay.
+    pub(crate) fn scan(
+        &mut self,
+        cursor: &ThreadCursor,
+        is_slow: bool,
+        scanner: &mut Scanner<'_>,
+    ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
             match waiting.end(cursor, scanner) {
                 None => {
@@ -223,12 +206,14 @@ impl BlockDetector {
             // The records are not needed.
             cursor.switches().into_iter().for_each(SwitchRing::skip);
         }
-        let Some(span) = cursor.thread.span() else {
+        let span = cursor.thread.span();
+        self.was_within_delay |= !is_slow;
+        let Some(span) = span.filter(|_| is_slow) else {
             if let Some(ring) = cursor.switches() {
                 self.make_room(ring, &scanner.intake.counters);
             }
             self.last = None;
-            return ScanResult::OutsideSpans;
+            return if span.is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans };
         };
         // A wait inside a hook belongs to neither the previous nor the next span.
         if cursor.thread.is_in_hook() || !scanner.waits {
@@ -258,16 +243,6 @@ impl BlockDetector {
         ScanResult::Busy
     }
 
-    /// Scans a thread without a span past its sampling delay, whose waits are not captured.
-    pub(crate) fn pass(&mut self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> ScanResult {
-        if let Some(ring) = cursor.switches() {
-            self.make_room(ring, &scanner.intake.counters);
-        }
-        self.last = None;
-        self.was_within_delay = true;
-        if cursor.thread.span().is_some() { ScanResult::Busy } else { ScanResult::OutsideSpans }
-    }
-
     /// Sampling was paused, so the newest switch record is not the last switch.
     pub(crate) fn skip_records(&mut self, cursor: &ThreadCursor, now_ns: u64) {
         self.full_at = cursor.switches().map(|ring| ring.head());
@@ -287,15 +262,15 @@ impl BlockDetector {
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
             let ended = waiting.end(cursor, scanner);
-            self.finish(ended.unwrap_or(EndedWait::at(waiting.lasted_until_ns)), scanner);
+            self.finish(ended.unwrap_or((waiting.lasted_until_ns, None)), scanner);
         }
     }
 
-    fn finish(&mut self, ended: EndedWait, scanner: &mut Scanner<'_>) {
+    fn finish(&mut self, (end_ns, clock): EndedWait, scanner: &mut Scanner<'_>) {
         let Some(mut waiting) = self.waiting.take() else { return };
         waiting.choose_holder(true);
-        self.last = ended.clock;
-        let wait = waiting.until(ended.at_ns);
+        self.last = clock;
+        let wait = waiting.until(end_ns);
         scanner.intake.add_wait(waiting.span, wait);
         let [skipped_ns, count] = waiting.skipped;
         if count > 0 {
@@ -385,18 +360,8 @@ impl BlockDetector {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct EndedWait {
-    at_ns: u64,
-    /// The CPU clock reading that showed the end, unless a hook has read the clock since.
-    clock: Option<CpuReading>,
-}
-
-impl EndedWait {
-    fn at(at_ns: u64) -> Self {
-        Self { at_ns, clock: None }
-    }
-}
+/// When a wait ended, and the CPU clock reading that showed that, unless a hook has read the clock since.
+type EndedWait = (u64, Option<CpuReading>);
 
 impl WaitingThread {
     pub(crate) fn waited_ns(&self) -> u64 {
@@ -428,7 +393,7 @@ impl WaitingThread {
                 let ring = cursor.switches()?;
                 (ring.head() != position)
                     .then(|| ring.switched_in_after(position).unwrap_or(self.lasted_until_ns))
-                    .map(EndedWait::at)
+                    .map(|at_ns| (at_ns, None))
             }
             Proof::Cpu(before, position) => {
                 let now =
@@ -440,13 +405,13 @@ impl WaitingThread {
                 let recorded = cursor.switches().zip(position);
                 let at_ns = recorded.and_then(|(ring, at)| ring.switched_in_after(at));
                 if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > self.lasted_until_ns) {
-                    return Some(EndedWait::at(at_ns));
+                    return Some((at_ns, None));
                 }
                 // The wait is the off-CPU time since it was last known to continue, up to the last known hook.
                 let hook =
                     cursor.thread.synced().filter(|(time_ns, _)| *time_ns > self.lasted_until_ns);
                 let Some((until_ns, until_cpu_ns)) = hook.or(now) else {
-                    return Some(EndedWait::at(self.lasted_until_ns));
+                    return Some((self.lasted_until_ns, None));
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
@@ -463,10 +428,9 @@ impl WaitingThread {
                 };
                 let clock = hook.is_none().then_some(reading);
                 // The wait ended before the hook that counted it.
-                let counted_ns = Some(scanner.counted_ns(&cursor.thread))
-                    .filter(|counted_ns| *counted_ns > self.since_ns);
-                let at_ns = (self.lasted_until_ns + off_ns).min(counted_ns.unwrap_or(u64::MAX));
-                Some(EndedWait { at_ns, clock })
+                let counted_ns = scanner.intake.clock().raw_ns(cursor.thread.claimed_at());
+                let latest_ns = if counted_ns > self.since_ns { counted_ns } else { u64::MAX };
+                Some(((self.lasted_until_ns + off_ns).min(latest_ns), clock))
             }
         }
     }

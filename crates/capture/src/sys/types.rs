@@ -44,7 +44,7 @@ impl ThreadStack {
 const OF_LAYER: [&str; 8] = ["drain", "expor", "http", "kept", "log", "otlp", "rules", "symbo"];
 
 /// A thread, and its name for the system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OsThread {
     pub tid: u32,
     /// Padded with zeros. The kernel stores 15 bytes.
