@@ -129,9 +129,7 @@ impl Symbolizer {
         self.opened.retain(|_, opened| opened.is_held() || !opened.is_gone());
         if self.settings.names {
             let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
-            let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
-            let free = self.settings.most_bytes.saturating_sub(self.held_bytes);
-            self.kernel.learn(&addresses, free);
+            self.kernel.learn(in_kernel.map(|(_, location)| location.address));
         }
         let symbols = &mut WithModules { symbolizer: self, modules };
         let mut symbolized = profile.symbolized(symbols, redaction, most_bytes);
@@ -225,11 +223,10 @@ impl Symbolizer {
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
             module: Arc::downgrade(module),
         };
-        let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
         let most_bytes = crate::facts::memory_left().unwrap_or(u64::MAX) / 4;
-        let allowed = self.settings.most_bytes.saturating_sub(held);
+        let allowed = self.settings.most_bytes.saturating_sub(self.held_bytes);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
