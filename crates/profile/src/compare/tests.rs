@@ -39,12 +39,12 @@ fn cpu(name: &str) -> Quantity {
 }
 
 fn exact(quantity: Quantity, value: u64) -> Amount {
-    Amount { quantity, value, measured: Measured::Exact }
+    Amount::exact(quantity, value)
 }
 
 fn sampled(name: &str, samples: u64) -> Amount {
-    let measured = Measured::Sampled { samples, weight: MS };
-    Amount { quantity: cpu(name), value: samples * MS, measured }
+    let value = samples * MS;
+    Amount { quantity: cpu(name), value, sampled: Sampled { samples, total: value } }
 }
 
 /// A span that spends its time in these functions.
@@ -74,13 +74,12 @@ fn any_ns() -> impl Strategy<Value = u64> {
 }
 
 fn any_breakdown() -> impl Strategy<Value = Breakdown> {
-    let measured = prop_oneof![
-        Just(Measured::Exact),
-        (any_ns(), any_ns()).prop_map(|(samples, weight)| Measured::Sampled { samples, weight })
+    let sampled = prop_oneof![
+        Just(Sampled::default()),
+        (any_ns(), any_ns()).prop_map(|(samples, total)| Sampled { samples, total })
     ];
-    let amount = (any_quantity(), any_ns(), measured);
-    let amount =
-        amount.prop_map(|(quantity, value, measured)| Amount { quantity, value, measured });
+    let amount = (any_quantity(), any_ns(), sampled);
+    let amount = amount.prop_map(|(quantity, value, sampled)| Amount { quantity, value, sampled });
     (any_ns(), prop::collection::vec(amount, 0..60)).prop_map(|(wall, of)| Breakdown::new(wall, of))
 }
 
