@@ -225,7 +225,8 @@ impl Symbolizer {
         };
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
-        let most_bytes = crate::facts::memory_left().unwrap_or(u64::MAX) / 4;
+        let memory_left = crate::facts::memory_left().into_iter().chain(left).min();
+        let most_bytes = memory_left.unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(self.held_bytes);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {
