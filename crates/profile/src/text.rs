@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use serde::Serialize;
 
 /// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
@@ -24,9 +25,17 @@ pub fn rfc3339(time: SystemTime) -> String {
 }
 
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    gzip_with(|gzip| _ = gzip.write_all(bytes))
+}
+
+pub(crate) fn gzip_json(value: &impl Serialize) -> Vec<u8> {
+    gzip_with(|gzip| _ = serde_json::to_writer(gzip, value))
+}
+
+/// Writing to memory does not fail.
+fn gzip_with(write: impl FnOnce(&mut GzEncoder<Vec<u8>>)) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = gzip.write_all(bytes);
+    write(&mut gzip);
     gzip.finish().unwrap_or_default()
 }
 
@@ -146,18 +155,18 @@ pub struct ShortBytes(pub u64);
 
 impl fmt::Display for ShortBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (value, unit) = match self.0 {
-            0..1_000 => return write!(f, "{} B", self.0),
-            1_000..1_000_000 => (self.0 as f64 / 1e3, "KB"),
-            1_000_000..1_000_000_000 => (self.0 as f64 / 1e6, "MB"),
-            _ => (self.0 as f64 / 1e9, "GB"),
-        };
-        f.write_str(&three_digits(value, unit))
+        f.write_str(&three_digits(self.0, ["B", "KB", "MB", "GB"]))
     }
 }
 
-/// A number of that unit with three digits.
-pub(crate) fn three_digits(value: f64, unit: &str) -> String {
+/// A number with three digits, in the first of these units or a thousand, a million or a billion times that.
+pub(crate) fn three_digits(number: u64, [unit, thousand, million, billion]: [&str; 4]) -> String {
+    let (value, unit) = match number {
+        0..1_000 => return format!("{number} {unit}"),
+        1_000..1_000_000 => (number as f64 / 1e3, thousand),
+        1_000_000..1_000_000_000 => (number as f64 / 1e6, million),
+        _ => (number as f64 / 1e9, billion),
+    };
     let digits = match value {
         100.0.. => 0,
         10.0.. => 1,

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, MarkerFieldFlags,
     MarkerFieldFormat, MarkerTiming, ProcessHandle, Profile as FirefoxProfile, SamplingInterval,
@@ -15,6 +13,7 @@ use crate::profile::{
     FrameKind, Leaf, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId, Value,
     await_place,
 };
+use crate::text::gzip_json;
 
 /// Encodes a gzipped profile for <https://profiler.firefox.com> and samply (`samply load FILE`).
 ///
@@ -29,10 +28,7 @@ pub fn firefox(profile: &Profile, resource: &Resource) -> Vec<u8> {
     let mut encoder = Encoder::new(profile, resource);
     encoder.add_spans();
     encoder.add_points();
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = serde_json::to_writer(&mut gzip, &encoder.encoded);
-    gzip.finish().unwrap_or_default()
+    gzip_json(&encoder.encoded)
 }
 
 struct Encoder<'a> {

@@ -8,10 +8,12 @@ use std::hash::Hash;
 use std::mem::take;
 
 use indexmap::{IndexMap, IndexSet};
-use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::common::v1::{
+    AnyValue, ArrayValue, InstrumentationScope, KeyValue, any_value,
+};
+use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use prost::Message;
 
-use super::otlp_resource::{encode_resource, encode_value};
 use super::{CodeOrLeaf, otlp_messages as proto};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
@@ -388,10 +390,31 @@ impl<'a> Dictionary<'a> {
     }
 }
 
+fn encode_resource(resource: &Resource) -> ProtoResource {
+    let attributes = resource.attributes().map(|(key, value)| KeyValue {
+        key: key.to_owned(),
+        value: Some(encode_value(value)),
+        ..KeyValue::default()
+    });
+    ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
+}
+
+fn encode_value(value: &Value) -> AnyValue {
+    let value = match value {
+        Value::String(text) => any_value::Value::StringValue(text.clone()),
+        Value::Int(number) => any_value::Value::IntValue(*number),
+        Value::Double(number) => any_value::Value::DoubleValue(*number),
+        Value::Bool(truth) => any_value::Value::BoolValue(*truth),
+        Value::Array(values) => {
+            let values = values.iter().map(encode_value).collect();
+            any_value::Value::ArrayValue(ArrayValue { values })
+        }
+    };
+    AnyValue { value: Some(value) }
+}
+
 #[cfg(test)]
 mod tests {
-    use opentelemetry_proto::tonic::common::v1::any_value;
-
     use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};

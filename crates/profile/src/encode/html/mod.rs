@@ -6,12 +6,10 @@ mod summary;
 
 use std::fmt::Write as _;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
-
 use super::brief::Brief;
 use super::markdown;
 use crate::profile::{Profile, Resource};
+use crate::text::{disturbs, gzip_json};
 
 pub use summary::KeptSummary;
 pub(super) use summary::{child, split_ms};
@@ -71,10 +69,7 @@ impl HtmlContext {
 ///
 /// The data is compressed JSON in the page.
 pub fn html(profile: &Profile, context: &HtmlContext) -> String {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = serde_json::to_writer(&mut gzip, &data::ReportTables::of(profile, context));
-    let data = base64(&gzip.finish().unwrap_or_default());
+    let data = base64(&gzip_json(&data::ReportTables::of(profile, context)));
     let brief = Brief::of(profile);
     let mut page = String::with_capacity(data.len() + 128 * 1024);
     _ = write!(
@@ -115,7 +110,7 @@ fn html_text(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '\n' => escaped.push('\n'),
-            _ if crate::text::disturbs(character) => escaped.push('\u{fffd}'),
+            _ if disturbs(character) => escaped.push('\u{fffd}'),
             _ => escaped.push(character),
         }
     }
