@@ -20,6 +20,8 @@ mod pprof_messages;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod roundtrip;
+#[cfg(any(feature = "otlp", feature = "pprof"))]
+mod tables;
 
 pub use compared::{compared_row, compared_value};
 #[cfg(feature = "firefox")]
@@ -35,14 +37,6 @@ pub use opentelemetry_proto::tonic::profiles::v1development as otlp_messages;
 pub use otlp::{otlp, otlp_message};
 #[cfg(feature = "pprof")]
 pub use pprof::{pprof, pprof_of_threads, pprof_showing};
-
-/// What an entry of a table is of: code, or what the stack does not show.
-#[cfg(any(feature = "otlp", feature = "pprof"))]
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum CodeOrLeaf<T> {
-    Code(T),
-    Leaf(crate::profile::LeafId),
-}
 
 #[cfg(test)]
 mod tests {
