@@ -63,15 +63,28 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// The maximum length of the name of a function, file or span, in bytes. Longer ones are truncated.
+pub const LONGEST_NAME: usize = 4096;
 /// The most bytes of a span's name that are used: profiles, log events and reports have several copies.
-const LONGEST_NAME: usize = 1024;
+const LONGEST_SPAN: usize = 1024;
+
+/// As many characters as fit.
+fn within(text: &str, bytes: usize) -> &str {
+    let mut ends = (0..=bytes.min(text.len())).rev();
+    ends.find_map(|end| text.get(..end)).unwrap_or_default()
+}
+
+/// The name, truncated if it is too long.
+pub fn capped(name: &str) -> Cow<'_, str> {
+    match name.len() <= LONGEST_NAME {
+        true => name.into(),
+        false => format!("{}…", within(name, LONGEST_NAME - '…'.len_utf8())).into(),
+    }
+}
 
 /// The beginning of a span's name.
 pub fn beginning(name: &str) -> &str {
-    let end = (0..=LONGEST_NAME).rev().find(|end| name.is_char_boundary(*end));
-    name.get(..end.unwrap_or(0).min(name.len()))
-        .filter(|_| name.len() > LONGEST_NAME)
-        .unwrap_or(name)
+    within(name, LONGEST_SPAN)
 }
 
 /// The escaped beginning of a text that may be long.
@@ -199,5 +212,16 @@ mod tests {
             "\u{202a}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}\u{2028}\u{2029}\u{85}\u{7f}";
         let shown = escaped(order);
         assert!(shown.is_ascii() && shown.starts_with("\\u{202a}\\u{202e}"), "{shown}");
+    }
+
+    #[test]
+    fn long_names_are_cut_between_characters() {
+        for (name, length) in [("a", 4096), ("a", 4097), ("ä", 2048), ("ä", 5000), ("→", 9999)]
+        {
+            let name = name.repeat(length);
+            let capped = capped(&name);
+            assert!(capped.len() <= LONGEST_NAME);
+            assert_eq!(capped == name, name.len() <= LONGEST_NAME);
+        }
     }
 }

@@ -149,9 +149,7 @@ fn between(
     comparisons: u32,
     since: Baseline,
 ) -> Option<Drift> {
-    drift((&before.0, before.1), (&after.0, after.1), comparisons)?;
-    let mean_ns = |(wall, spans): &WallSum| wall.mean(*spans) as u64;
-    let (was_ns, is_ns) = (mean_ns(&before), mean_ns(&after));
+    let (was_ns, is_ns) = drift((&before.0, before.1), (&after.0, after.1), comparisons)?;
     Some(Drift { route: route.to_owned(), was_ns, is_ns, since, hour })
 }
 

@@ -15,7 +15,6 @@ mod leaf;
 #[doc(hidden)]
 mod merge;
 mod model;
-mod names;
 mod rebuild;
 mod resource;
 mod sample;
@@ -25,6 +24,8 @@ mod table;
 mod waits;
 
 pub use crate::ids::ProfileId;
+#[doc(hidden)]
+pub use crate::text::{LONGEST_NAME, capped};
 pub use attribute::{Attribute, Value};
 pub(crate) use awaits::SAMPLED_AWAIT_NS;
 #[cfg(feature = "firefox")]
@@ -44,7 +45,6 @@ pub use model::{
     Compared, FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId,
     Profile,
 };
-pub use names::{LONGEST_NAME, capped};
 pub use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, ProfileScope, Sample, SampleKind, StackId};

@@ -13,10 +13,10 @@ use super::leaf::{Leaf, LeafId, LeafMark, LockHolder};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
-use super::names::capped;
 use super::sample::{Point, Sample, SampleKind, StackId};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use crate::redact::Redaction;
+use crate::text::capped;
 
 /// A source of symbols.
 pub trait Symbols {

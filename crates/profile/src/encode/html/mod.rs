@@ -75,7 +75,8 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
     _ = write!(
         page,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; \
+         style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; form-action 'none'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
          <script type=\"application/json\" id=\"summary\">{}</script>\n\
@@ -84,21 +85,12 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <noscript><p>Without JavaScript, this report is a summary.</p><pre>{}</pre></noscript>\n{BODY}\n\
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
-        policy(),
         html_text(&profile.title),
         summary::of(profile),
         summary::brief(&brief),
         html_text(&markdown::shortened(&brief)),
     );
     page
-}
-
-/// The content security policy of a report. It allows exactly the script and the style of the page.
-fn policy() -> String {
-    format!(
-        "default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; \
-         form-action 'none'"
-    )
 }
 
 /// Text of an element.
