@@ -17,8 +17,9 @@ use crate::sys;
 use crate::unwind::Module;
 
 /// How much is read of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Detail {
+    #[default]
     Nothing,
     /// Only the symbol table.
     Functions,

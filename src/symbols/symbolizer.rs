@@ -52,7 +52,7 @@ pub(crate) struct Symbolizer {
 }
 
 /// A file that blazesym has opened, by the paths that it was opened by.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Opened {
     path: PathBuf,
     detail: Detail,
@@ -80,7 +80,7 @@ impl Opened {
 /// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
 const MAX_GONE: usize = 16;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct FileState {
     name: String,
     is_usable: bool,
@@ -208,14 +208,9 @@ impl Symbolizer {
 
     fn open(&mut self, module: &Arc<Module>) -> Opened {
         let nothing = Opened {
-            path: PathBuf::new(),
-            detail: Detail::Nothing,
-            embedded: None,
-            supplemented: None,
-            content: SymbolContent::default(),
-            bytes: 0,
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
             module: Arc::downgrade(module),
+            ..Opened::default()
         };
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
@@ -329,9 +324,8 @@ impl Symbolizer {
     }
 
     fn inspect(&mut self, module: &Module) -> FileState {
-        let (name, build_ids) = (module.name.clone(), Vec::new());
-        let (is_usable, has_unnamed, modified) = (true, false, None);
-        let mut state = FileState { name, is_usable, has_unnamed, modified, build_ids };
+        let name = module.name.clone();
+        let mut state = FileState { name, is_usable: true, ..FileState::default() };
         if module.is_vdso {
             return state;
         }

@@ -10,8 +10,7 @@ use fxprof_processed_profile::{
 };
 
 use crate::profile::{
-    FrameKind, Leaf, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId, Value,
-    await_place,
+    FrameKind, Leaf, Link, Location, Profile, Resource, Sample, SampleKind, ThreadId, Value,
 };
 use crate::text::gzip_json;
 
@@ -186,34 +185,19 @@ impl<'a> Encoder<'a> {
                 CpuDelta::from_nanos(ran_ns),
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
-            let place = match sample.kind {
-                SampleKind::OffCpu => profile.wait_place(sample),
-                SampleKind::Await | SampleKind::Delay => Some(await_place(profile, sample)),
-                _ => None,
-            };
+            let place = profile.place_of(sample);
             if let Some((place, leaf)) = place.zip(self.leaf(sample)) {
-                self.add_marker(thread, [&leaf, &place], point, stack);
+                let marker = TextMarker::<true> {
+                    name: self.encoded.intern_string(&leaf),
+                    text: self.encoded.intern_string(&place),
+                    category: self.categories.blocked,
+                };
+                let end = self.time(point.time_unix_ns + point.weight);
+                let timing = MarkerTiming::Interval(self.time(point.time_unix_ns), end);
+                let marker = self.encoded.add_marker(thread, timing, marker);
+                self.encoded.set_marker_stack(thread, marker, stack);
             }
         }
-    }
-
-    /// Marks the duration of a wait, await or delay.
-    fn add_marker(
-        &mut self,
-        thread: ThreadHandle,
-        [name, text]: [&str; 2],
-        point: &Point,
-        stack: Option<StackHandle>,
-    ) {
-        let end = self.time(point.time_unix_ns + point.weight);
-        let marker = TextMarker::<true> {
-            name: self.encoded.intern_string(name),
-            text: self.encoded.intern_string(text),
-            category: self.categories.blocked,
-        };
-        let timing = MarkerTiming::Interval(self.time(point.time_unix_ns), end);
-        let marker = self.encoded.add_marker(thread, timing, marker);
-        self.encoded.set_marker_stack(thread, marker, stack);
     }
 
     fn track(&mut self, track: Track) -> ThreadHandle {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::leaf::{Leaf, LeafId};
 use super::model::{Line, Location, LocationId, Profile};
-use super::sample::{Sample, StackId};
+use super::sample::StackId;
 
 /// What happens to the weight of a sample.
 #[derive(Debug)]
@@ -49,11 +49,6 @@ pub fn add_stacks(to: &mut Profile, other: &Profile, mut place: impl FnMut(u64) 
         };
         to.add_weight(sample.kind, place, weight);
     }
-}
-
-/// What each sample has.
-pub fn stack_weights(profile: &Profile) -> Vec<u64> {
-    profile.samples().iter().map(Sample::total).collect()
 }
 
 fn copy_location(

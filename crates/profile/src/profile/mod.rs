@@ -28,8 +28,6 @@ pub use crate::ids::ProfileId;
 pub use crate::text::{LONGEST_NAME, capped};
 pub use attribute::{Attribute, Value};
 pub(crate) use awaits::SAMPLED_AWAIT_NS;
-#[cfg(feature = "firefox")]
-pub(crate) use awaits::await_place;
 pub use awaits::{Awaits, BEFORE_ERROR};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::CodeOrigin;
@@ -40,7 +38,7 @@ pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub(crate) use hotspot::OwnRow;
 pub use hotspot::{FunctionShare, Hotspot, Hotspots};
 pub use leaf::{Leaf, LeafId, LeafMark, LockHolder};
-pub use merge::{Placed, add_stacks, stack_weights};
+pub use merge::{Placed, add_stacks};
 pub use model::{
     Compared, FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId,
     Profile,
