@@ -158,7 +158,6 @@ impl Amount {
     }
 }
 
-/// Sums of amounts.
 #[derive(Default)]
 pub(crate) struct AmountSums(BTreeMap<Quantity, (u64, Sampled)>);
 
@@ -242,7 +241,6 @@ impl Breakdown {
         &self.amounts
     }
 
-    /// The amount of a quantity; 0 if there is none.
     pub(crate) fn value(&self, quantity: &Quantity) -> u64 {
         self.find(quantity).map_or(0, |amount| amount.value)
     }

@@ -239,7 +239,6 @@ impl<'a> Dictionary<'a> {
         }
     }
 
-    /// All that is used, and what that refers to.
     fn finish(mut self) -> proto::ProfilesDictionary {
         let stacks = take(&mut self.stacks).into_iter();
         let stack_table = table(stacks.map(|(stack, leaf)| self.encode_stack(stack, leaf)));

@@ -157,7 +157,6 @@ impl<'a> Encoder<'a> {
         self.finish()
     }
 
-    /// The tables of what is used.
     fn finish(mut self) -> proto::Profile {
         for (entry, id) in take(&mut self.tables.locations).into_iter().zip(1..) {
             let UsedLocation { code, lines, mapping } = self.tables.location(entry);

@@ -33,7 +33,6 @@ pub(super) struct UsedLocation<'a> {
     pub(super) mapping: usize,
 }
 
-/// The number of an entry.
 pub(super) fn number<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> usize {
     table.insert_full(entry).0 + 1
 }

@@ -30,7 +30,6 @@ pub struct Directory {
     formats: Vec<Format>,
     quota_bytes: u64,
     quota_age: Duration,
-    /// The directory of profiles of the process, with a quota of its own.
     of_process: OnceLock<Box<Directory>>,
 }
 
@@ -251,7 +250,6 @@ fn is_over_quota(error: &io::Error) -> bool {
     error.get_ref().is_some()
 }
 
-/// A profile that is stored in the directory.
 #[derive(Debug)]
 struct Stored {
     stem: String,

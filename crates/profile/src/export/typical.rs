@@ -36,7 +36,6 @@ pub struct TypicalFile {
     pub path: PathBuf,
     /// When its hour began, as text that sorts by time.
     time: String,
-    /// When it was last written.
     modified: Option<SystemTime>,
     /// The version of the service, as far as it is in the name of the file.
     version: String,

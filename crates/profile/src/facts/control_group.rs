@@ -23,7 +23,6 @@ impl ThrottlingUnknown {
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ControlGroup {
-    /// Its `cpu.stat`.
     stat: PathBuf,
 }
 

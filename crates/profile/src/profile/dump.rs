@@ -114,7 +114,6 @@ impl ThreadDump {
         Self { threads, stacks: Box::new(stacks), ..self }
     }
 
-    /// The stacks of all threads.
     #[cfg(feature = "pprof")]
     pub(crate) fn stacks(&self) -> &Profile {
         &self.stacks
@@ -127,7 +126,6 @@ impl ThreadDump {
         self.threads.iter().filter_map(move |thread| Some((thread, samples.get(&thread.tid)?.1)))
     }
 
-    /// The threads in groups with the same stack.
     fn by_stack(&self) -> Vec<Vec<&DumpedThread>> {
         let mut groups: Vec<Vec<&DumpedThread>> = Vec::new();
         let mut places: HashMap<&[String], usize> = HashMap::new();

@@ -14,7 +14,6 @@ pub enum Placed {
     WithOthers(u64),
 }
 
-/// The frame of weight without a stack.
 const OTHERS: &str = "[other stacks]";
 
 /// Adds the weights of another profile's samples by stack: without times, threads, spans and addresses, which differ

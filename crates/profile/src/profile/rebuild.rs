@@ -233,7 +233,6 @@ struct Rebuilding<'a> {
 }
 
 impl Rebuilding<'_> {
-    /// Finds out whose code each function is, by its original name.
     fn classify(&mut self) {
         let program = self.from.first_mapping().and_then(|id| self.from.mapping(id));
         let own = OwnCode::of(self.functions.keys(), &self.from.spans, program);

@@ -15,7 +15,6 @@ handle! {
 }
 
 impl StackId {
-    /// The empty stack.
     pub(super) const EMPTY: Self = Self(u32::MAX);
 }
 

@@ -291,7 +291,6 @@ impl Profile {
         }
     }
 
-    /// What a future on a stack awaits.
     pub(super) fn awaited(&self, ids: impl Iterator<Item = LocationId>) -> String {
         awaits::awaited(&self.code_of(ids))
     }
@@ -324,7 +323,6 @@ impl Profile {
 /// Code in no file that is no further apart was generated together.
 const NEAR: u64 = 64 << 10;
 
-/// A function in the source code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SourceFunction<'a> {
     pub(super) name: &'a str,

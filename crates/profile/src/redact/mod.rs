@@ -73,7 +73,6 @@ impl fmt::Display for InvalidPattern {
 
 impl std::error::Error for InvalidPattern {}
 
-/// Replaces hidden text.
 const HIDDEN: &str = "[redacted]";
 /// Separates patterns in a variable.
 const SEPARATOR: u8 = b';';

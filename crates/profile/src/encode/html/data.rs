@@ -76,7 +76,6 @@ fn link_of(span: &Facts, profile: &Profile) -> i64 {
     link.map_or(-1, |(id, _)| id.number().into())
 }
 
-/// A kept span of a report.
 fn kept_row(span: &Facts, profile: &Profile) -> Json {
     let measures = Measure::ALL.iter().filter_map(|of| Some((of.name(), span.get(*of)?)));
     let split = span.split();
@@ -107,7 +106,6 @@ fn kept_row(span: &Facts, profile: &Profile) -> Json {
     joined(row, measures.collect())
 }
 
-/// The spans of one name inside a kept one.
 fn child_row(of: &ChildTotals) -> Json {
     json!({
         "name": of.name.as_deref().unwrap_or_default(),
@@ -175,7 +173,6 @@ where
     }
 }
 
-/// All of a report.
 #[derive(Serialize)]
 pub(super) struct ReportTables<'a> {
     #[serde(flatten)]

@@ -16,7 +16,6 @@ pub(super) use summary::{child, split_ms};
 
 /// The part of the scripts that writes numbers and times, for other pages.
 pub const TEXTS_SCRIPT: &str = include_str!("texts.js");
-/// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
