@@ -270,8 +270,12 @@ impl Profile {
 
     /// Adds a frame that is not code but a note.
     pub fn add_remark(&mut self, remark: &str) -> LocationId {
-        let function = self.add_function(Function::named(remark));
-        let (kind, lines) = (FrameKind::Remark, vec![Line { function, line: 0, column: 0 }]);
+        self.add_named(FrameKind::Remark, remark)
+    }
+
+    pub(super) fn add_named(&mut self, kind: FrameKind, name: &str) -> LocationId {
+        let function = self.add_function(Function::named(name));
+        let lines = vec![Line { function, line: 0, column: 0 }];
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
     }
 

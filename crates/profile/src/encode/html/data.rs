@@ -157,19 +157,11 @@ where
     for<'a> &'a R: IntoIterator<Item = &'a [i64; N]>,
 {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let column = |number: usize| -> Vec<_> {
+            (&self.rows).into_iter().filter_map(|row| row.get(number)).collect()
+        };
         let columns = self.names.iter().enumerate();
-        to.collect_map(columns.map(|(number, name)| (name, Column(&self.rows, number))))
-    }
-}
-
-struct Column<'a, R>(&'a R, usize);
-
-impl<'a, R, const N: usize> Serialize for Column<'a, R>
-where
-    &'a R: IntoIterator<Item = &'a [i64; N]>,
-{
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.0.into_iter().filter_map(|row| row.get(self.1)))
+        to.collect_map(columns.map(|(number, name)| (name, column(number))))
     }
 }
 
