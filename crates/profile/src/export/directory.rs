@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use indexmap::IndexSet;
+
 use super::format::Format;
 use super::resource_from_env;
 use super::{ExportError, Exported, Exporter, Unexportable};
@@ -62,13 +64,8 @@ impl Directory {
     /// The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof), [`Otlp`](Format::Otlp), as far as features are on.
     #[must_use]
     pub fn with_formats(self, formats: impl IntoIterator<Item = Format>) -> Self {
-        let mut unique = Vec::new();
-        for format in formats {
-            if !unique.contains(&format) {
-                unique.push(format);
-            }
-        }
-        Self { formats: unique, ..self }
+        let unique: IndexSet<_> = formats.into_iter().collect();
+        Self { formats: unique.into_iter().collect(), ..self }
     }
 
     /// Sets the quota: the oldest profiles are removed when all of them exceed `bytes`, and so are profiles older than

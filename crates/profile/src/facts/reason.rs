@@ -122,13 +122,8 @@ impl FromIterator<Reason> for Reasons {
 
 impl fmt::Display for Reasons {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, reason) in self.iter().enumerate() {
-            if i > 0 {
-                f.write_str("|")?;
-            }
-            f.write_str(reason.as_str())?;
-        }
-        Ok(())
+        let names: Vec<_> = self.iter().map(Reason::as_str).collect();
+        f.write_str(&names.join("|"))
     }
 }
 
