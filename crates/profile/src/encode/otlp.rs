@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use prost::Message;
 
 use super::otlp_messages as proto;
-use super::tables::{CodeOrLeaf, Tables, UsedLocation, number};
+use super::tables::{CodeOrLeaf, Tables, UsedLocation, number, signed};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
     Attribute, FrameKind, Function, FunctionId, LeafId, Link, LocationId, MappingId, Point,
@@ -121,14 +121,6 @@ fn merge(
     samples
 }
 
-fn times(points: &[Point]) -> Vec<u64> {
-    points.iter().map(|point| point.time_unix_ns).collect()
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
 /// Encodes samples that have weights, of a type in a unit.
 ///
 /// Waits are events, each with its time. Pyroscope 2.2.1 refuses profiles of other types with a sample that has several
@@ -144,7 +136,7 @@ fn encode_weights(
         let weights = points.iter().map(|point| point.weight);
         match has_times {
             true => proto::Sample {
-                timestamps_unix_nano: times(&points),
+                timestamps_unix_nano: points.iter().map(|point| point.time_unix_ns).collect(),
                 values: weights.map(signed).collect(),
                 ..sample
             },

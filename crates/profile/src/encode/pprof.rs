@@ -7,10 +7,9 @@ use std::time::UNIX_EPOCH;
 use prost::Message;
 
 use super::pprof_messages as proto;
-use super::tables::{Tables, UsedLocation};
+use super::tables::{Tables, UsedLocation, signed};
 use crate::profile::{
-    Attribute, DumpedThread, Function, LinkId, Point, Profile, ProfileScope, Sample, SampleKind,
-    ThreadDump,
+    DumpedThread, Function, LinkId, Point, Profile, ProfileScope, Sample, SampleKind, ThreadDump,
 };
 use crate::text::gzip;
 
@@ -130,7 +129,8 @@ impl<'a> Encoder<'a> {
         comments.extend(Some(&profile.headline).filter(|it| !it.is_empty()).cloned());
         comments.extend(profile.notes.iter().cloned());
         comments.push(format!("profile.id={}", profile.id));
-        comments.extend(profile.attributes.iter().map(comment));
+        let attributes = profile.attributes.iter();
+        comments.extend(attributes.map(|of| format!("{}={}", of.key, of.value)));
         self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
         self.finish()
     }
@@ -307,14 +307,6 @@ fn kinds_of(profile: &Profile, is_heap: bool) -> Vec<SampleKind> {
     let has_samples = |kind: &SampleKind| profile.of_kind(*kind).next().is_some();
     let kinds = SampleKind::ALL.into_iter();
     kinds.filter(|kind| !IN_USE.contains(kind) || has_samples(kind)).collect()
-}
-
-fn comment(attribute: &Attribute) -> String {
-    format!("{}={}", attribute.key, attribute.value)
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

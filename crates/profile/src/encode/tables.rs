@@ -37,6 +37,10 @@ pub(super) fn number<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> usize {
     table.insert_full(entry).0 + 1
 }
 
+pub(super) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 impl<'a> Tables<'a> {
     pub(super) fn new(profile: &'a Profile) -> Self {
         Self {
