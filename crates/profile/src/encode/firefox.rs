@@ -101,16 +101,10 @@ impl<const IS_WAIT: bool> StaticSchemaMarker for TextMarker<IS_WAIT> {
     }
 }
 
-fn text_of<'a>(resource: &'a Resource, key: &str) -> Option<&'a str> {
-    match resource.get(key) {
-        Some(Value::String(text)) => Some(text),
-        _ => None,
-    }
-}
-
 impl<'a> Encoder<'a> {
     fn new(profile: &'a Profile, resource: &Resource) -> Self {
-        let service = text_of(resource, "service.name").unwrap_or("process");
+        let service = resource.get("service.name");
+        let service = service.map_or_else(|| "process".to_owned(), ToString::to_string);
         let product = format!("{service}: {}", profile.name);
         let interval = SamplingInterval::from_nanos(profile.period_ns.max(1));
         let mut encoded = FirefoxProfile::new(&product, profile.start().into(), interval);
@@ -121,7 +115,7 @@ impl<'a> Encoder<'a> {
             _ => 0,
         };
         let begin = Timestamp::from_nanos_since_reference(0);
-        let process = encoded.add_process(service, pid, begin);
+        let process = encoded.add_process(&service, pid, begin);
         encoded.set_process_end_time(
             process,
             Timestamp::from_nanos_since_reference(profile.duration_ns),
