@@ -31,7 +31,7 @@ impl Format {
     pub(super) const ALL: [Self; 6] =
         [Self::Html, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox, Self::Markdown];
 
-    /// Its name, how the names of its files end, and whether its feature is on.
+    /// The name, how the names of files end, and whether the feature is on.
     const fn row(self) -> (&'static str, &'static str, bool) {
         match self {
             Self::Html => ("html", ".html", true),
