@@ -70,14 +70,11 @@ impl WallTimes {
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let wanted = self.spans() as f64 * percent / 100.0;
         let mut spans = 0.0;
-        let mut longest = None;
-        for (us, more) in &self.0 {
-            longest = Some(us.saturating_mul(UNIT_NS));
-            spans += *more as f64;
-            if spans >= wanted {
-                break;
-            }
-        }
-        longest
+        let reached = self.0.iter().find(|(_, more)| {
+            spans += **more as f64;
+            spans >= wanted
+        });
+        let (us, _) = reached.or(self.0.last_key_value())?;
+        Some(us.saturating_mul(UNIT_NS))
     }
 }
