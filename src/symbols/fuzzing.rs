@@ -3,7 +3,7 @@
 use std::io;
 
 use super::embedded::decompress;
-use super::kernel::names_in;
+use super::kernel::KernelTable;
 use super::names::demangle;
 use super::sections::{Sections, build_id_of};
 use crate::profile::LONGEST_NAME;
@@ -17,7 +17,9 @@ pub(crate) fn elf(bytes: &[u8]) {
 
 /// Parses `bytes` as the kernel's symbol table, and looks up a function.
 pub(crate) fn kernel(bytes: &[u8], address: u64) {
-    _ = names_in(bytes, [address].into_iter());
+    if let Ok(table) = KernelTable::parse(bytes) {
+        _ = table.function(address);
+    }
 }
 
 /// Demangles `symbol`.

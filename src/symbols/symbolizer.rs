@@ -129,7 +129,9 @@ impl Symbolizer {
         self.opened.retain(|_, opened| opened.is_held() || !opened.is_gone());
         if self.settings.names {
             let in_kernel = profile.locations().filter(|(_, at)| at.kind == FrameKind::Kernel);
-            self.kernel.learn(in_kernel.map(|(_, location)| location.address));
+            let addresses: Vec<_> = in_kernel.map(|(_, location)| location.address).collect();
+            let free = self.settings.most_bytes.saturating_sub(self.held_bytes);
+            self.kernel.learn(&addresses, free);
         }
         let symbols = &mut WithModules { symbolizer: self, modules };
         let mut symbolized = profile.symbolized(symbols, redaction, most_bytes);
@@ -212,11 +214,12 @@ impl Symbolizer {
             module: Arc::downgrade(module),
             ..Opened::default()
         };
+        let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
         let memory_left = crate::facts::memory_left().into_iter().chain(left).min();
         let most_bytes = memory_left.unwrap_or(u64::MAX) / 4;
-        let allowed = self.settings.most_bytes.saturating_sub(self.held_bytes);
+        let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {
             Ok(source) => source,
