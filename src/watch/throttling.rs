@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::facts::{ControlGroup, ThrottlingUnknown, cpu_group_in};
 
-/// Reading it takes 8 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
+/// Each reading opens the file; with version 2 of control groups, the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
 /// The read interval for a span that has just closed.
 const MIN_INTERVAL_NS: u64 = 2_000_000;
