@@ -9,7 +9,6 @@ use crossbeam::channel::Sender;
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::budget::passed;
-use crate::facts::Throttled;
 use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
@@ -102,7 +101,7 @@ impl Collector {
         for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
             span.facts.starved.throttled =
-                Throttled(self.watchdog.throttling.between(span.opened_ns, closed_ns));
+                self.watchdog.throttling.between(span.opened_ns, closed_ns);
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
         let Some(id) = group.id else {

@@ -62,7 +62,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::compare::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
+    use crate::compare::{Amount, Breakdown, OwnFunction, Quantity, SpentIn, TimeKind};
 
     fn amounts() -> Vec<Amount> {
         let function = |name: &str| {
@@ -81,7 +81,7 @@ mod tests {
             Quantity::ChildTime(None),
             Quantity::ChildTime(Some("".into())),
         ]);
-        let amount = |(value, quantity)| Amount { quantity, value, measured: Measured::Exact };
+        let amount = |(value, quantity)| Amount::exact(quantity, value);
         (1_000_003..).zip(quantities).map(amount).collect()
     }
 

@@ -99,7 +99,7 @@ impl HourlyHistory {
             let is_recent = file.is_since(day_ago);
             let may_be_before = !self.settings.version.is_empty()
                 && !file.is_of_version(&self.settings.version)
-                && before.is_none_or(|(newest, _)| file.is_of_same_version(newest));
+                && before.is_none_or(|(newest, _)| file.version == newest.version);
             if !is_recent && !may_be_before {
                 continue;
             }

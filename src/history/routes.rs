@@ -118,7 +118,7 @@ impl RouteHistory {
         let mut versions = Vec::new();
         let mut known: Vec<TypicalFile> = Vec::new();
         for file in TypicalFile::list(dir.as_ref())? {
-            if known.iter().any(|known| known.is_of_same_version(&file)) {
+            if known.iter().any(|known| known.version == file.version) {
                 continue;
             }
             let Ok(hour) = HourFile::read(&file.path) else { continue };

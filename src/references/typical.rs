@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::profile::{Placed, Profile, ProfileId, add_stacks, stack_weights};
+use crate::profile::{Placed, Profile, ProfileId, Sample, add_stacks};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -44,7 +44,7 @@ impl TypicalProfile {
 
     /// Adds the half of the samples that has least to one of its kind, without a stack.
     fn shrink(&mut self) {
-        let mut weights = stack_weights(&self.sum);
+        let mut weights: Vec<_> = self.sum.samples().iter().map(Sample::total).collect();
         let middle = weights.len() / 2;
         let (_, least, _) = match weights.is_empty() {
             true => return,

@@ -37,7 +37,7 @@ pub(crate) fn starved(facts: &Facts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Starved, Throttled, TimeBreakdown, Usage};
+    use crate::facts::{Starved, ThrottlingUnknown, TimeBreakdown, Usage};
 
     #[test]
     fn what_matters_is_said() {
@@ -47,7 +47,7 @@ mod tests {
             let (wall_ns, off_cpu_ns) = (500 * MS, 400 * MS);
             let times = TimeBreakdown { wall_ns, off_cpu_ns, usage, ..TimeBreakdown::default() };
             let throttled_ns = throttled_ms.map(|ms| ms * MS);
-            let throttled = throttled_ns.map_or_else(Throttled::default, |ns| Throttled(Ok(ns)));
+            let throttled = throttled_ns.ok_or(ThrottlingUnknown::NOT_READ);
             let rivals =
                 (runnable_ms == 181).then(|| "6 threads `indexer-*`, which ran for 1.02 s".into());
             let facts = Facts { times, starved: Starved { throttled, rivals }, ..Facts::default() };

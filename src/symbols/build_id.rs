@@ -8,16 +8,11 @@ use std::io::{Read, Seek, SeekFrom};
 #[cfg(feature = "otlp")]
 use sha2::{Digest, Sha256};
 
-/// Only OTLP needs the [`htlhash`].
+/// Only OTLP needs it.
 #[cfg(not(feature = "otlp"))]
 #[expect(clippy::unnecessary_wraps, reason = "as with OTLP")]
 pub(super) fn hash(_: &File) -> io::Result<Option<String>> {
     Ok(None)
-}
-
-#[cfg(feature = "otlp")]
-pub(super) fn hash(file: &File) -> io::Result<Option<String>> {
-    htlhash(file).map(Some)
 }
 
 /// The hash that OpenTelemetry's conventions call `htlhash`: the first 16 bytes of the SHA-256 of a file's first 4096
@@ -26,7 +21,7 @@ pub(super) fn hash(file: &File) -> io::Result<Option<String>> {
 ///
 /// <https://opentelemetry.io/docs/specs/semconv/registry/attributes/process/>
 #[cfg(feature = "otlp")]
-fn htlhash(mut file: &File) -> io::Result<String> {
+pub(super) fn hash(mut file: &File) -> io::Result<Option<String>> {
     const PART: u64 = 4096;
     let length = file.metadata()?.len();
     let mut hash = Sha256::new();
@@ -39,10 +34,9 @@ fn htlhash(mut file: &File) -> io::Result<String> {
     hash.update(&part);
     hash.update(length.to_be_bytes());
     let digest = hash.finalize();
-    Ok(hex(digest.get(..16).unwrap_or_default()))
+    Ok(Some(hex(digest.get(..16).unwrap_or_default())))
 }
 
-/// Two digits per byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -56,7 +50,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, bytes).unwrap();
         file.rewind().unwrap();
-        htlhash(&file).unwrap()
+        hash(&file).unwrap().unwrap()
     }
 
     fn by_definition(first: &[u8], last: &[u8], length: u64) -> String {

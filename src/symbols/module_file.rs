@@ -34,7 +34,6 @@ fn check(file: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// The file of a module.
 #[derive(Debug)]
 pub(super) struct LoadedFile {
     pub(super) file: File,

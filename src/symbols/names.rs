@@ -11,22 +11,20 @@ use crate::profile::{FrameKind, LONGEST_NAME, capped};
 /// Because parts of a symbol can refer to each other, a symbol of some hundred bytes can expand to a gigabyte. Such a
 /// function keeps its mangled name.
 pub(super) fn demangle(symbol: &str) -> (String, FrameKind) {
-    if symbol.len() > LONGEST_SYMBOL {
-        return (capped(symbol).into_owned(), FrameKind::Native);
-    }
-    if let Ok(name) = rustc_demangle::try_demangle(symbol) {
-        let mut written = Capped::default();
-        let is_whole = write!(written, "{name:#}").is_ok();
-        return (written.name_or(symbol, is_whole), FrameKind::Rust);
-    }
-    if symbol.starts_with("_Z")
+    let mut name = Capped::default();
+    let (is_whole, kind) = if symbol.len() > LONGEST_SYMBOL {
+        (false, FrameKind::Native)
+    } else if let Ok(parsed) = rustc_demangle::try_demangle(symbol) {
+        (write!(name, "{parsed:#}").is_ok(), FrameKind::Rust)
+    } else if symbol.starts_with("_Z")
         && let Ok(parsed) = cpp_demangle::Symbol::new(symbol)
     {
-        let mut written = Capped::default();
-        let is_whole = parsed.structured_demangle(&mut written, &Default::default()).is_ok();
-        return (written.name_or(symbol, is_whole), FrameKind::Native);
-    }
-    (capped(symbol).into_owned(), FrameKind::Native)
+        let written = parsed.structured_demangle(&mut name, &Default::default());
+        (written.is_ok(), FrameKind::Native)
+    } else {
+        (false, FrameKind::Native)
+    };
+    (if is_whole { name.0 } else { capped(symbol).into_owned() }, kind)
 }
 
 /// Longer symbols are not demangled.
@@ -35,12 +33,6 @@ const LONGEST_SYMBOL: usize = 32 * 1024;
 /// Text that returns an error when it becomes longer than a name may be.
 #[derive(Default)]
 struct Capped(String);
-
-impl Capped {
-    fn name_or(self, symbol: &str, is_whole: bool) -> String {
-        if is_whole { self.0 } else { capped(symbol).into_owned() }
-    }
-}
 
 impl Write for Capped {
     fn write_str(&mut self, text: &str) -> fmt::Result {

@@ -26,7 +26,7 @@ impl Symbolizer {
         redaction: &Redaction,
         most_bytes: usize,
     ) -> Symbolized {
-        profile.symbolized(&mut BuildIds { modules, known: HashMap::new() }, redaction, most_bytes)
+        profile.symbolized(&mut BuildIds(modules), redaction, most_bytes)
     }
 
     #[expect(clippy::unused_self, reason = "as with symbols")]
@@ -40,22 +40,17 @@ impl Symbolizer {
     }
 }
 
-type Ids = Vec<(String, String)>;
-
-struct BuildIds<'a> {
-    modules: &'a HashMap<MappingId, Arc<Module>>,
-    known: HashMap<MappingId, Ids>,
-}
+struct BuildIds<'a>(&'a HashMap<MappingId, Arc<Module>>);
 
 impl Symbols for BuildIds<'_> {
-    fn build_ids(&mut self, mapping: MappingId) -> Ids {
+    fn build_ids(&mut self, mapping: MappingId) -> Vec<(String, String)> {
         let read = || {
-            let module = self.modules.get(&mapping).filter(|module| !module.is_vdso)?;
+            let module = self.0.get(&mapping).filter(|module| !module.is_vdso)?;
             let loaded = module_file::open_loaded(module).ok()?;
             let hash = build_id::hash(&loaded.file).ok()??;
             Some(("process.executable.build_id.htlhash".to_owned(), hash))
         };
-        self.known.entry(mapping).or_insert_with(|| read().into_iter().collect()).clone()
+        read().into_iter().collect()
     }
 
     fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {

@@ -36,7 +36,6 @@ pub(super) struct SymbolContent {
     pub(super) linkage_table: Range<u64>,
 }
 
-/// What the section headers contain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sections {
     pub(super) sizes: Sizes,
@@ -81,7 +80,6 @@ const EMBEDDED: &[u8] = b".gnu_debugdata";
 /// The first symbol is never one.
 const ONE_SYMBOL: u64 = 24;
 
-/// A source of a file's bytes.
 pub(crate) trait ReadAt {
     /// Reads at most `most` bytes at an offset.
     fn read(&self, offset: u64, most: u64) -> io::Result<Vec<u8>>;
@@ -104,7 +102,6 @@ impl ReadAt for [u8] {
     }
 }
 
-/// The header of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Section {
     name: Vec<u8>,

@@ -17,8 +17,9 @@ use crate::sys;
 use crate::unwind::Module;
 
 /// How much is read of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Detail {
+    #[default]
     Nothing,
     /// Only the symbol table.
     Functions,
@@ -26,7 +27,6 @@ pub(super) enum Detail {
     All,
 }
 
-/// A file from which symbols are read.
 #[derive(Debug)]
 pub(super) struct SymbolFile {
     /// Needed until blazesym has opened it.
@@ -55,7 +55,6 @@ enum Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// Whether the file is still mapped.
     fn is_mapped(self) -> bool {
         let Self::Overwritable(module) = self else { return matches!(self, Self::Protected) };
         let file = module.file.as_ref();

@@ -19,7 +19,6 @@ use super::sections::dwarf_of;
 pub(super) struct SupplementedNames {
     own: DwarfSections<Vec<u8>>,
     supplement: DwarfSections<Vec<u8>>,
-    /// The addresses of each unit.
     units: Vec<(Range<u64>, DebugInfoOffset)>,
 }
 

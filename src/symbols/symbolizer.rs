@@ -52,7 +52,7 @@ pub(crate) struct Symbolizer {
 }
 
 /// A file that blazesym has opened, by the paths that it was opened by.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Opened {
     path: PathBuf,
     detail: Detail,
@@ -80,7 +80,7 @@ impl Opened {
 /// Of more modules that are not loaded any more, nothing is held: each takes a descriptor.
 const MAX_GONE: usize = 16;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct FileState {
     name: String,
     is_usable: bool,
@@ -198,12 +198,6 @@ impl Symbolizer {
         state
     }
 
-    fn note_unnamed(&mut self, module: &Module) {
-        if let Some(state) = self.files.get_mut(&module.serial) {
-            state.has_unnamed = true;
-        }
-    }
-
     /// How a file's symbols are read. Decided when they are first needed.
     fn opened(&mut self, module: &Arc<Module>) -> Opened {
         if let Some(known) = self.opened.get(&module.serial) {
@@ -216,19 +210,15 @@ impl Symbolizer {
 
     fn open(&mut self, module: &Arc<Module>) -> Opened {
         let nothing = Opened {
-            path: PathBuf::new(),
-            detail: Detail::Nothing,
-            embedded: None,
-            supplemented: None,
-            content: SymbolContent::default(),
-            bytes: 0,
             modified: self.files.get(&module.serial).and_then(|state| state.modified),
             module: Arc::downgrade(module),
+            ..Opened::default()
         };
         let held = self.held_bytes.saturating_add(self.kernel.bytes());
         let left = sys::address_space_left();
         // Symbols are mapped, and the parsed data takes about as much again.
-        let most_bytes = crate::facts::memory_left().unwrap_or(u64::MAX) / 4;
+        let memory_left = crate::facts::memory_left().into_iter().chain(left).min();
+        let most_bytes = memory_left.unwrap_or(u64::MAX) / 4;
         let allowed = self.settings.most_bytes.saturating_sub(held);
         let free = allowed.min(most_bytes);
         let source = match SymbolFile::open(module, free, self.paths) {
@@ -337,9 +327,8 @@ impl Symbolizer {
     }
 
     fn inspect(&mut self, module: &Module) -> FileState {
-        let (name, build_ids) = (module.name.clone(), Vec::new());
-        let (is_usable, has_unnamed, modified) = (true, false, None);
-        let mut state = FileState { name, is_usable, has_unnamed, modified, build_ids };
+        let name = module.name.clone();
+        let mut state = FileState { name, is_usable: true, ..FileState::default() };
         if module.is_vdso {
             return state;
         }
@@ -371,13 +360,6 @@ impl Symbolizer {
             self.missing.clear();
         }
         state
-    }
-
-    /// Whether the address is in the procedure linkage table. The last symbol before it can have no size, and would seem to
-    /// extend over it.
-    fn is_linkage(&self, module: &Module, address: u64) -> bool {
-        let opened = self.opened.get(&module.serial);
-        opened.is_some_and(|opened| opened.content.linkage_table.contains(&address))
     }
 
     /// The name of the variable at an address in memory: of a symbol that says where it ends.
@@ -487,22 +469,28 @@ impl Symbols for WithModules<'_> {
     }
 
     fn lines(&mut self, location: &Location) -> Option<(FrameKind, Vec<SourceLine>)> {
+        let unlocated = |kind, name: &str| {
+            let function = Function::named(&capped(name));
+            Some((kind, vec![SourceLine { function, line: 0, column: 0 }]))
+        };
+        let Self { symbolizer, modules } = self;
+        let address = location.address;
         if location.kind == FrameKind::Kernel {
-            let name = self.symbolizer.kernel.function(location.address);
-            let function = Function::named(&capped(&name));
-            return Some((FrameKind::Kernel, vec![SourceLine { function, line: 0, column: 0 }]));
+            return unlocated(FrameKind::Kernel, &symbolizer.kernel.function(address));
         }
-        let module = self.modules.get(&location.mapping?)?;
-        let found = self.symbolizer.find(module, location.address);
-        if found.is_none() {
-            if self.symbolizer.is_linkage(module, location.address) {
-                let function = Function::named(LINKAGE);
-                let line = SourceLine { function, line: 0, column: 0 };
-                return Some((FrameKind::Native, vec![line]));
-            }
-            self.symbolizer.note_unnamed(module);
+        let module = modules.get(&location.mapping?)?;
+        if let Some(symbol) = symbolizer.find(module, address) {
+            return Some(lines_of(&symbol));
         }
-        found.map(|symbol| lines_of(&symbol))
+        // The last symbol before the procedure linkage table can have no size, and would seem to extend over it.
+        let opened = symbolizer.opened.get(&module.serial);
+        if opened.is_some_and(|opened| opened.content.linkage_table.contains(&address)) {
+            return unlocated(FrameKind::Native, LINKAGE);
+        }
+        if let Some(state) = symbolizer.files.get_mut(&module.serial) {
+            state.has_unnamed = true;
+        }
+        None
     }
 
     fn variable(&mut self, address: u64) -> Option<String> {
@@ -516,30 +504,21 @@ fn lines_of(symbol: &Sym<'_>) -> (FrameKind, Vec<SourceLine>) {
     let inlined = symbol.inlined.iter().rev();
     let inlined = inlined.map(|function| (&function.name, function.code_info.as_ref()));
     let outermost = std::iter::once((&symbol.name, symbol.code_info.as_deref()));
-    let mut kind = FrameKind::Native;
-    let lines = inlined
-        .chain(outermost)
-        .map(|(name, code)| {
-            let (line, is_rust) = line_of(name, code);
-            if is_rust {
-                kind = FrameKind::Rust;
-            }
-            line
-        })
-        .collect();
+    let (mut kind, mut lines) = (FrameKind::Native, Vec::new());
+    for (symbol, code) in inlined.chain(outermost) {
+        let (name, kind_by_name) = demangle(symbol);
+        let path = code.map(CodeInfo::to_path);
+        if kind_by_name == FrameKind::Rust || path.as_deref().is_some_and(is_rust_file) {
+            kind = FrameKind::Rust;
+        }
+        let file = path.as_deref().map(Path::to_string_lossy).unwrap_or(Cow::Borrowed(""));
+        let (system_name, file) = (capped(symbol).into_owned(), capped(&file).into_owned());
+        let function = Function { name, system_name, file };
+        let line = code.and_then(|code| code.line).unwrap_or(0);
+        let column = code.and_then(|code| code.column).map_or(0, u32::from);
+        lines.push(SourceLine { function, line, column });
+    }
     (kind, lines)
-}
-
-fn line_of(symbol: &str, code: Option<&CodeInfo<'_>>) -> (SourceLine, bool) {
-    let (name, kind) = demangle(symbol);
-    let path = code.map(CodeInfo::to_path);
-    let is_rust = kind == FrameKind::Rust || path.as_deref().is_some_and(is_rust_file);
-    let file = path.as_deref().map(Path::to_string_lossy).unwrap_or(Cow::Borrowed(""));
-    let (system_name, file) = (capped(symbol).into_owned(), capped(&file).into_owned());
-    let function = Function { name, system_name, file };
-    let line = code.and_then(|code| code.line).unwrap_or(0);
-    let column = code.and_then(|code| code.column).map_or(0, u32::from);
-    (SourceLine { function, line, column }, is_rust)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::facts::{ControlGroup, ThrottlingUnknown, cpu_group_in};
 
-/// Reading it takes 2 µs, or more with version 2 of control groups, where the kernel adds up what its CPUs have counted.
+/// Each reading opens the file; with version 2 of control groups, the kernel adds up what its CPUs have counted.
 const READ_INTERVAL_NS: u64 = 20_000_000;
 /// The read interval for a span that has just closed.
 const MIN_INTERVAL_NS: u64 = 2_000_000;
@@ -98,11 +98,7 @@ impl Throttling {
 
     /// Takes up another group, of which nothing is known yet.
     fn set(&mut self, group: Result<ControlGroup, ThrottlingUnknown>) {
-        let is_same = match (&group, &self.group) {
-            (Ok(now), Ok(before)) => now.is_same(before),
-            _ => false,
-        };
-        if !is_same {
+        if group.is_err() || group != self.group {
             self.readings.0.clear();
             self.group = group;
         }

@@ -1,11 +1,13 @@
 //! What a profile and the account of a span say of where its time went.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::compare::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn, TimeKind};
+use crate::compare::{
+    Amount, AmountSums, Breakdown, OwnFunction, Quantity, Sampled, SpentIn, TimeKind,
+};
 use crate::facts::Facts;
-use crate::profile::{LinkId, Point, Profile, SAMPLED_AWAIT_NS, Sample, SampleKind, ThreadId};
+use crate::profile::{LinkId, Point, Profile, SAMPLED_AWAIT_NS, Sample, SampleKind};
 
 impl Breakdown {
     /// The breakdown of a span of a profile whose functions have names.
@@ -19,158 +21,83 @@ impl Breakdown {
     /// The samples of spans inside it can be of other threads, which the samples do not say. If the account has such CPU
     /// time, those threads count as its own that have samples of the span itself.
     pub fn of(profile: &Profile, facts: &Facts) -> Self {
-        let samples = SamplesInside::new(profile, facts);
-        let times = &facts.times;
-        let [on_cpu, elsewhere] = samples.by_function(SampleKind::OnCpu);
-        let [off_cpu, _] = samples.by_function(SampleKind::OffCpu);
-        let [awaits, more_awaits] = samples.by_function(SampleKind::Await);
-        let [delays, more_delays] = samples.by_function(SampleKind::Delay);
-        let wall = |kind| move |function| Quantity::Wall(kind, function);
-        let wall_split = facts.split();
-        let alone = |quantity, value| Amount { quantity, value, measured: Measured::Exact };
-        let mut amounts = elsewhere.split(times.inside_on_cpu_ns(), Quantity::OtherThreads);
-        for (kind, functions) in [
-            (TimeKind::OnCpu, on_cpu),
-            (TimeKind::OffCpu, off_cpu),
-            (TimeKind::Await, awaits.and(more_awaits)),
-            (TimeKind::SchedulingDelay, delays.and(more_delays)),
-        ] {
-            amounts.extend(functions.split(wall_split.of(kind), wall(kind)));
+        let (times, split) = (&facts.times, facts.split());
+        let mut sums = AmountSums::default();
+        add_samples(profile, facts, &mut sums);
+        let is_elsewhere = |of: &Quantity| matches!(of, Quantity::OtherThreads(_));
+        let unknown = Quantity::OtherThreads(SpentIn::Unknown);
+        sums.fit(times.inside_on_cpu_ns(), is_elsewhere, unknown);
+        for kind in TimeKind::ALL.iter().copied().filter(|kind| *kind != TimeKind::Unmeasured) {
+            let is_of = |of: &Quantity| matches!(of, Quantity::Wall(known, _) if *known == kind);
+            sums.fit(split.of(kind), is_of, Quantity::Wall(kind, SpentIn::Unknown));
         }
-        for kind in [TimeKind::UnexplainedIdle, TimeKind::OtherSpans, TimeKind::Runnable] {
-            let unknown = Quantity::Wall(kind, SpentIn::Unknown);
-            amounts.push(alone(unknown, wall_split.of(kind)));
+        if let Some(allocated) = &times.allocations {
+            sums.add(Amount::exact(Quantity::AllocatedBytes, allocated.allocated_bytes));
         }
-        let allocated = times.allocations.map(|all| all.allocated_bytes);
-        amounts.extend(allocated.map(|bytes| alone(Quantity::AllocatedBytes, bytes)));
         // Of a reference span, none would count as no children.
         for children in &facts.children.totals {
             let name: Option<Arc<str>> = children.name.as_deref().map(Arc::from);
-            amounts.push(alone(Quantity::ChildSpans(name.clone()), children.count));
-            amounts.push(alone(Quantity::ChildTime(name), children.total_ns));
+            sums.add(Amount::exact(Quantity::ChildSpans(name.clone()), children.count));
+            sums.add(Amount::exact(Quantity::ChildTime(name), children.total_ns));
         }
-        Self::new(times.wall_ns, amounts)
+        Self::new(times.wall_ns, sums.into_amounts())
     }
 }
 
-/// The samples in a span and in the spans inside it.
-struct SamplesInside<'a> {
-    profile: &'a Profile,
-    samples: Vec<&'a Sample>,
-    /// The threads that certainly were in the span; `None` if all were.
-    threads: Option<BTreeSet<ThreadId>>,
-}
-
-impl<'a> SamplesInside<'a> {
-    fn new(profile: &'a Profile, facts: &Facts) -> Self {
-        let mut inside = BTreeSet::new();
-        let mut own: Option<LinkId> = None;
-        // Links follow those of the spans around them.
-        for (id, link) in profile.links() {
-            let is_it = own.is_none()
-                && link.span == facts.span
-                && link.start_unix_ns == facts.start_unix_ns;
-            if is_it {
-                own = Some(id);
-            }
-            if is_it || link.parent.is_some_and(|parent| inside.contains(&parent)) {
-                inside.insert(id);
-            }
+/// Adds the samples in a span and in the spans inside it, by function.
+fn add_samples(profile: &Profile, facts: &Facts, sums: &mut AmountSums) {
+    let mut inside = BTreeSet::new();
+    let mut own: Option<LinkId> = None;
+    // Links follow those of the spans around them.
+    for (id, link) in profile.links() {
+        let is_it =
+            own.is_none() && link.span == facts.span && link.start_unix_ns == facts.start_unix_ns;
+        if is_it {
+            own = Some(id);
         }
-        let is_inside = |sample: &&Sample| sample.link.is_some_and(|link| inside.contains(&link));
-        let samples: Vec<_> = profile.samples().iter().filter(is_inside).collect();
-        let of_span = samples.iter().filter(|sample| sample.link == own);
-        let threads = of_span
-            .flat_map(|sample| sample.points.iter().filter_map(|point: &Point| point.thread));
-        let threads = (!facts.times.covers_subtree()).then(|| threads.collect());
-        Self { profile, samples, threads }
-    }
-
-    /// The time by function: in the span itself, and on other threads.
-    fn by_function(&self, kind: SampleKind) -> [TimeByFunction; 2] {
-        let mut times = [TimeByFunction::default(), TimeByFunction::default()];
-        for sample in self.samples.iter().filter(|sample| sample.kind == kind) {
-            let function = self.function(sample);
-            for point in &sample.points {
-                let is_own = self.threads.as_ref().is_none_or(|threads| {
-                    point.thread.is_some_and(|thread| threads.contains(&thread))
-                });
-                let is_sampled = match kind {
-                    SampleKind::OnCpu => true,
-                    SampleKind::OffCpu => false,
-                    _ => point.weight == SAMPLED_AWAIT_NS,
-                };
-                let [own, elsewhere] = &mut times;
-                let times = if is_own { own } else { elsewhere };
-                let (ns, samples) = (point.weight, u64::from(is_sampled));
-                let time = TimeOfFunction { ns, samples, sampled_ns: ns * samples };
-                times.add(function.clone(), time);
-            }
+        if is_it || link.parent.is_some_and(|parent| inside.contains(&parent)) {
+            inside.insert(id);
         }
-        times
     }
-
-    fn function(&self, sample: &Sample) -> SpentIn {
-        let Some((name, file, line)) = self.profile.own_function(sample) else {
-            return SpentIn::Unknown;
+    let is_inside = |sample: &&Sample| sample.link.is_some_and(|link| inside.contains(&link));
+    let samples: Vec<_> = profile.samples().iter().filter(is_inside).collect();
+    let points =
+        samples.iter().filter(|sample| sample.link == own).flat_map(|sample| &sample.points);
+    // The threads that certainly were in the span.
+    let threads: BTreeSet<_> = points.filter_map(|point| point.thread).collect();
+    let covers_subtree = facts.times.covers_subtree();
+    for sample in samples {
+        let kind = match sample.kind {
+            SampleKind::OnCpu => TimeKind::OnCpu,
+            SampleKind::OffCpu => TimeKind::OffCpu,
+            SampleKind::Await => TimeKind::Await,
+            SampleKind::Delay => TimeKind::SchedulingDelay,
+            _ => continue,
         };
-        // A thread that runs is on another line with each sample. Each line that waits does so for something else.
-        let line = if sample.kind == SampleKind::OnCpu { 0 } else { line };
-        SpentIn::Function(Arc::new(OwnFunction { name, file: file.to_owned(), line }))
-    }
-}
-
-/// Time of one kind.
-#[derive(Default)]
-struct TimeByFunction(BTreeMap<SpentIn, TimeOfFunction>);
-
-#[derive(Clone, Copy, Default)]
-struct TimeOfFunction {
-    ns: u64,
-    samples: u64,
-    sampled_ns: u64,
-}
-
-impl TimeByFunction {
-    fn add(&mut self, function: SpentIn, more: TimeOfFunction) {
-        let time = self.0.entry(function).or_default();
-        time.ns = time.ns.saturating_add(more.ns);
-        time.samples += more.samples;
-        time.sampled_ns = time.sampled_ns.saturating_add(more.sampled_ns);
-    }
-
-    fn and(mut self, other: Self) -> Self {
-        other.0.into_iter().for_each(|(function, more)| self.add(function, more));
-        self
-    }
-
-    /// Splits a time by function. What the samples have less is in unknown functions; if they have more, it is reduced.
-    fn split(self, total_ns: u64, quantity: impl Fn(SpentIn) -> Quantity) -> Vec<Amount> {
-        let sum_ns: u128 = self.0.values().map(|time| u128::from(time.ns)).sum();
-        let total = u128::from(total_ns);
-        // At most `ns`, since the sum is at least the total where it is reduced.
-        let reduced = |ns: u64| match sum_ns > total {
-            true => u64::try_from(u128::from(ns) * total / sum_ns).unwrap_or(ns),
-            false => ns,
-        };
-        let mut rest_ns = total_ns;
-        let mut amounts = Vec::with_capacity(self.0.len() + 1);
-        for (function, time) in self.0 {
-            let value = reduced(time.ns);
-            rest_ns = rest_ns.saturating_sub(value);
-            let measured = match time.samples {
-                0 => Measured::Exact,
-                samples => Measured::Sampled {
-                    samples,
-                    weight: reduced(time.sampled_ns).div_ceil(samples),
-                },
+        let function = function_of(profile, sample);
+        for Point { weight, thread, .. } in &sample.points {
+            let is_own = covers_subtree || thread.is_some_and(|thread| threads.contains(&thread));
+            let (quantity, is_sampled) = match kind {
+                TimeKind::OnCpu if !is_own => (Quantity::OtherThreads(function.clone()), true),
+                TimeKind::OffCpu if !is_own => continue,
+                TimeKind::OnCpu => (Quantity::Wall(kind, function.clone()), true),
+                TimeKind::OffCpu => (Quantity::Wall(kind, function.clone()), false),
+                _ => (Quantity::Wall(kind, function.clone()), *weight == SAMPLED_AWAIT_NS),
             };
-            amounts.push(Amount { quantity: quantity(function), value, measured });
+            let samples = u64::from(is_sampled);
+            let sampled = Sampled { samples, total: weight * samples };
+            sums.add(Amount { quantity, value: *weight, sampled });
         }
-        let rest = quantity(SpentIn::Unknown);
-        amounts.push(Amount { quantity: rest, value: rest_ns, measured: Measured::Exact });
-        amounts
     }
+}
+
+fn function_of(profile: &Profile, sample: &Sample) -> SpentIn {
+    let Some((name, file, line)) = profile.own_function(sample) else {
+        return SpentIn::Unknown;
+    };
+    // A thread that runs is on another line with each sample. Each line that waits does so for something else.
+    let line = if sample.kind == SampleKind::OnCpu { 0 } else { line };
+    SpentIn::Function(Arc::new(OwnFunction { name, file: file.to_owned(), line }))
 }
 
 #[cfg(test)]
@@ -179,7 +106,7 @@ mod tests {
     use crate::facts::Allocations;
     use crate::facts::{ChildTotals, Children, TimeBreakdown, Usage};
     use crate::profile::{
-        FrameKind, Function, Leaf, Line, Link, Location, ProfileId, ProfiledThread,
+        FrameKind, Function, Leaf, Line, Link, Location, ProfileId, ProfiledThread, ThreadId,
     };
 
     const MS: u64 = 1_000_000;
@@ -253,9 +180,9 @@ mod tests {
     }
 
     /// The amounts with their values in milliseconds.
-    fn amounts(breakdown: &Breakdown) -> Vec<(Quantity, u64, Measured)> {
+    fn amounts(breakdown: &Breakdown) -> Vec<(Quantity, u64, Sampled)> {
         let amounts = breakdown.amounts().iter();
-        amounts.map(|of| (of.quantity.clone(), of.value / MS, of.measured)).collect()
+        amounts.map(|of| (of.quantity.clone(), of.value / MS, of.sampled)).collect()
     }
 
     #[test]
@@ -276,12 +203,12 @@ mod tests {
             usage: Usage { preempted_ns: 3 * MS, ..Usage::default() },
             ..times(6, 34, 120)
         });
-        let sampled = |samples, ms| Measured::Sampled { samples, weight: ms * MS };
+        let sampled = |samples, ms| Sampled { samples, total: ms * MS };
         let unknown = |kind| Quantity::Wall(kind, SpentIn::Unknown);
-        let exact = Measured::Exact;
+        let exact = Sampled::default();
         let expected = vec![
             (wall(TimeKind::OnCpu, "shop::query", 0), 1, sampled(1, 1)),
-            (wall(TimeKind::OnCpu, "shop::render", 0), 3, sampled(3, 1)),
+            (wall(TimeKind::OnCpu, "shop::render", 0), 3, sampled(3, 3)),
             (unknown(TimeKind::OnCpu), 2, exact),
             (wall(TimeKind::OffCpu, "shop::reserve", 41), 30, exact),
             (unknown(TimeKind::OffCpu), 1, exact),
@@ -361,8 +288,8 @@ mod tests {
         let breakdown = scenario.breakdown(times(60, 0, 40).without_cpu_time());
         let unknown = |kind| Quantity::Wall(kind, SpentIn::Unknown);
         let expected = vec![
-            (unknown(TimeKind::UnexplainedIdle), 40, Measured::Exact),
-            (unknown(TimeKind::Unmeasured), 60, Measured::Exact),
+            (unknown(TimeKind::UnexplainedIdle), 40, Sampled::default()),
+            (unknown(TimeKind::Unmeasured), 60, Sampled::default()),
         ];
         assert_eq!(amounts(&breakdown), expected);
     }

@@ -109,30 +109,27 @@ impl ProfileId {
     }
 }
 
-#[cfg(feature = "opentelemetry")]
-mod conversions {
-    use super::{SpanId, TraceId};
-
-    macro_rules! convert {
-        ($($name:ident)+) => {
-            $(
-                impl From<opentelemetry::$name> for $name {
-                    fn from(id: opentelemetry::$name) -> Self {
-                        Self::from_bytes(id.to_bytes())
-                    }
+macro_rules! convert {
+    ($($name:ident)+) => {
+        $(
+            #[cfg(feature = "opentelemetry")]
+            impl From<opentelemetry::$name> for $name {
+                fn from(id: opentelemetry::$name) -> Self {
+                    Self::from_bytes(id.to_bytes())
                 }
+            }
 
-                impl From<$name> for opentelemetry::$name {
-                    fn from(id: $name) -> Self {
-                        Self::from_bytes(id.to_bytes())
-                    }
+            #[cfg(feature = "opentelemetry")]
+            impl From<$name> for opentelemetry::$name {
+                fn from(id: $name) -> Self {
+                    Self::from_bytes(id.to_bytes())
                 }
-            )+
-        };
-    }
-
-    convert! { TraceId SpanId }
+            }
+        )+
+    };
 }
+
+convert! { TraceId SpanId }
 
 /// The ids under which OpenTelemetry exports a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

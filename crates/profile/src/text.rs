@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use serde::Serialize;
 
 /// The maximum number of characters of a value in an error.
 const MOST_SHOWN: usize = 100;
@@ -24,9 +25,17 @@ pub fn rfc3339(time: SystemTime) -> String {
 }
 
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    gzip_with(|gzip| _ = gzip.write_all(bytes))
+}
+
+pub(crate) fn gzip_json(value: &impl Serialize) -> Vec<u8> {
+    gzip_with(|gzip| _ = serde_json::to_writer(gzip, value))
+}
+
+/// Writing to memory does not fail.
+fn gzip_with(write: impl FnOnce(&mut GzEncoder<Vec<u8>>)) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = gzip.write_all(bytes);
+    write(&mut gzip);
     gzip.finish().unwrap_or_default()
 }
 
@@ -54,15 +63,28 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// The maximum length of the name of a function, file or span, in bytes. Longer ones are truncated.
+pub const LONGEST_NAME: usize = 4096;
 /// The most bytes of a span's name that are used: profiles, log events and reports have several copies.
-const LONGEST_NAME: usize = 1024;
+const LONGEST_SPAN: usize = 1024;
+
+/// As many characters as fit.
+fn within(text: &str, bytes: usize) -> &str {
+    let mut ends = (0..=bytes.min(text.len())).rev();
+    ends.find_map(|end| text.get(..end)).unwrap_or_default()
+}
+
+/// The name, truncated if it is too long.
+pub fn capped(name: &str) -> Cow<'_, str> {
+    match name.len() <= LONGEST_NAME {
+        true => name.into(),
+        false => format!("{}…", within(name, LONGEST_NAME - '…'.len_utf8())).into(),
+    }
+}
 
 /// The beginning of a span's name.
 pub fn beginning(name: &str) -> &str {
-    let end = (0..=LONGEST_NAME).rev().find(|end| name.is_char_boundary(*end));
-    name.get(..end.unwrap_or(0).min(name.len()))
-        .filter(|_| name.len() > LONGEST_NAME)
-        .unwrap_or(name)
+    within(name, LONGEST_SPAN)
 }
 
 /// The escaped beginning of a text that may be long.
@@ -146,18 +168,18 @@ pub struct ShortBytes(pub u64);
 
 impl fmt::Display for ShortBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (value, unit) = match self.0 {
-            0..1_000 => return write!(f, "{} B", self.0),
-            1_000..1_000_000 => (self.0 as f64 / 1e3, "KB"),
-            1_000_000..1_000_000_000 => (self.0 as f64 / 1e6, "MB"),
-            _ => (self.0 as f64 / 1e9, "GB"),
-        };
-        f.write_str(&three_digits(value, unit))
+        f.write_str(&three_digits(self.0, ["B", "KB", "MB", "GB"]))
     }
 }
 
-/// A number of that unit with three digits.
-pub(crate) fn three_digits(value: f64, unit: &str) -> String {
+/// A number with three digits, in the first of these units or a thousand, a million or a billion times that.
+pub(crate) fn three_digits(number: u64, [unit, thousand, million, billion]: [&str; 4]) -> String {
+    let (value, unit) = match number {
+        0..1_000 => return format!("{number} {unit}"),
+        1_000..1_000_000 => (number as f64 / 1e3, thousand),
+        1_000_000..1_000_000_000 => (number as f64 / 1e6, million),
+        _ => (number as f64 / 1e9, billion),
+    };
     let digits = match value {
         100.0.. => 0,
         10.0.. => 1,
@@ -190,5 +212,16 @@ mod tests {
             "\u{202a}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}\u{2028}\u{2029}\u{85}\u{7f}";
         let shown = escaped(order);
         assert!(shown.is_ascii() && shown.starts_with("\\u{202a}\\u{202e}"), "{shown}");
+    }
+
+    #[test]
+    fn long_names_are_cut_between_characters() {
+        for (name, length) in [("a", 4096), ("a", 4097), ("ä", 2048), ("ä", 5000), ("→", 9999)]
+        {
+            let name = name.repeat(length);
+            let capped = capped(&name);
+            assert!(capped.len() <= LONGEST_NAME);
+            assert_eq!(capped == name, name.len() <= LONGEST_NAME);
+        }
     }
 }

@@ -130,44 +130,14 @@ impl Display for Quantity {
     }
 }
 
-/// How an amount is known.
+/// The samples by which an amount is known; none if it was counted or measured. Of times, only how they are split is
+/// uncertain: the total of each kind of time is known by the account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Measured {
-    /// Counted or measured.
-    #[default]
-    Exact,
-    /// By samples, each of which represents `weight`. Of times, only how they are split is uncertain: the total of each
-    /// kind of time is known by the account.
-    Sampled {
-        /// How many.
-        samples: u64,
-        /// What each represents, in the unit of the quantity.
-        weight: u64,
-    },
-}
-
-impl Measured {
-    fn and(self, other: Self) -> Self {
-        let (Self::Sampled { samples: one, weight: of_one }, Self::Sampled { samples, weight }) =
-            (self, other)
-        else {
-            return if self == Self::Exact { other } else { self };
-        };
-        let (of_one, of_other) =
-            (u128::from(one) * u128::from(of_one), u128::from(samples) * u128::from(weight));
-        let total = of_one.saturating_add(of_other);
-        let samples = one.saturating_add(samples);
-        let weight = total.div_ceil(u128::from(samples).max(1));
-        Self::Sampled { samples, weight: u64::try_from(weight).unwrap_or(u64::MAX) }
-    }
-
-    /// The samples, and what they represent together.
-    fn sampled(self) -> (f64, f64) {
-        match self {
-            Self::Exact => (0.0, 0.0),
-            Self::Sampled { samples, weight } => (samples as f64, samples as f64 * weight as f64),
-        }
-    }
+pub struct Sampled {
+    /// How many.
+    pub samples: u64,
+    /// What they represent together, in the unit of the quantity.
+    pub total: u64,
 }
 
 /// How much there was of a quantity.
@@ -178,7 +148,50 @@ pub struct Amount {
     /// In the unit of the quantity.
     pub value: u64,
     /// How it is known.
-    pub measured: Measured,
+    pub sampled: Sampled,
+}
+
+impl Amount {
+    /// An amount that was counted or measured.
+    pub fn exact(quantity: Quantity, value: u64) -> Self {
+        Self { quantity, value, sampled: Sampled::default() }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct AmountSums(BTreeMap<Quantity, (u64, Sampled)>);
+
+impl AmountSums {
+    pub(crate) fn add(&mut self, Amount { quantity, value, sampled }: Amount) {
+        let (sum, known) = self.0.entry(quantity).or_default();
+        *sum = sum.saturating_add(value).min(LARGEST);
+        known.samples = known.samples.saturating_add(sampled.samples);
+        known.total = known.total.saturating_add(sampled.total);
+    }
+
+    /// Makes some amounts sum to a total. If they are more, each is reduced in proportion; if they are less, `rest` is
+    /// added.
+    pub(crate) fn fit(&mut self, total: u64, is_it: impl Fn(&Quantity) -> bool, rest: Quantity) {
+        let sum: u128 =
+            self.0.iter().filter(|(of, _)| is_it(of)).map(|(_, of)| u128::from(of.0)).sum();
+        let reduced = |value: u64| match sum > u128::from(total) {
+            true => u64::try_from(u128::from(value) * u128::from(total) / sum).unwrap_or(value),
+            false => value,
+        };
+        let mut left = total;
+        for (_, (value, sampled)) in self.0.iter_mut().filter(|(of, _)| is_it(of)) {
+            (*value, sampled.total) = (reduced(*value), reduced(sampled.total));
+            left = left.saturating_sub(*value);
+        }
+        // Of amounts that were reduced, less than one each.
+        self.add(Amount::exact(rest, left));
+    }
+
+    /// The amounts that are not 0.
+    pub(crate) fn into_amounts(self) -> impl Iterator<Item = Amount> {
+        let amounts = self.0.into_iter().filter(|(_, (value, _))| *value > 0);
+        amounts.map(|(quantity, (value, sampled))| Amount { quantity, value, sampled })
+    }
 }
 
 /// Where the time of one span went. The amounts of wall time sum to its wall time exactly.
@@ -197,28 +210,27 @@ impl Breakdown {
     /// kept are added to that of others. Wall time that is in no amount is unmeasured; if the amounts exceed the wall
     /// time, because clocks differ, each is reduced in proportion. Wall time and amounts above 292 years count as that.
     pub fn new(wall_ns: u64, amounts: impl IntoIterator<Item = Amount>) -> Self {
-        let mut sums = AmountSums::new();
-        for Amount { quantity, value, measured } in amounts {
-            add(&mut sums, quantity, (value, measured));
-        }
+        let mut sums = AmountSums::default();
+        amounts.into_iter().for_each(|amount| sums.add(amount));
         let wall_ns = wall_ns.min(LARGEST);
-        fill(&mut sums, wall_ns);
-        let mut amounts: Vec<_> = sums.into_iter().filter(|(_, (value, _))| *value > 0).collect();
+        sums.fit(wall_ns, Quantity::is_wall, Quantity::UNMEASURED);
+        let mut amounts: Vec<_> = sums.into_amounts().collect();
         // Stable, so that of equal ones the first quantities are kept.
-        amounts.sort_by_key(|(quantity, (value, _))| (quantity.class(), Reverse(*value)));
-        let mut kept = AmountSums::new();
+        amounts.sort_by_key(|amount| (amount.quantity.class(), Reverse(amount.value)));
+        let mut kept = AmountSums::default();
         let (mut class, mut left) = (None, 0);
-        for (quantity, amount) in amounts {
-            let (number, most) = quantity.class();
+        for mut amount in amounts {
+            let (number, most) = amount.quantity.class();
             if class.replace(number) != Some(number) {
                 left = most;
             }
-            let is_kept = left > 0;
+            if left == 0 {
+                amount.quantity = amount.quantity.rest();
+            }
             left = left.saturating_sub(1);
-            add(&mut kept, if is_kept { quantity } else { quantity.rest() }, amount);
+            kept.add(amount);
         }
-        let amount = |(quantity, (value, measured))| Amount { quantity, value, measured };
-        Self { wall_ns, amounts: kept.into_iter().map(amount).collect() }
+        Self { wall_ns, amounts: kept.into_amounts().collect() }
     }
 
     pub(crate) fn wall_ns(&self) -> u64 {
@@ -229,7 +241,6 @@ impl Breakdown {
         &self.amounts
     }
 
-    /// The amount of a quantity; 0 if there is none.
     pub(crate) fn value(&self, quantity: &Quantity) -> u64 {
         self.find(quantity).map_or(0, |amount| amount.value)
     }
@@ -247,14 +258,15 @@ impl Breakdown {
     pub(super) fn sampling_variance(&self, quantity: &Quantity) -> f64 {
         let of_rest = quantity.rest();
         let of_kind = self.amounts.iter().filter(|amount| amount.quantity.rest() == of_rest);
-        let add = |sum: (f64, f64), one: (f64, f64)| (sum.0 + one.0, sum.1 + one.1);
-        let (all_samples, all) =
-            of_kind.map(|amount| amount.measured.sampled()).fold((0.0, 0.0), add);
+        let numbers =
+            |amount: &Amount| (amount.sampled.samples as f64, amount.sampled.total as f64);
+        let (all_samples, all) = of_kind
+            .map(numbers)
+            .fold((0.0, 0.0), |(samples, all), (more, of_more)| (samples + more, all + of_more));
         if all_samples == 0.0 {
             return 0.0;
         }
-        let own = self.find(quantity).map(|amount| amount.measured.sampled()).unwrap_or_default();
-        let (samples, of_samples) = own;
+        let (samples, of_samples) = self.find(quantity).map(numbers).unwrap_or_default();
         let weight = if samples > 0.0 { of_samples / samples } else { all / all_samples };
         if *quantity == Quantity::AllocatedBytes {
             // Their total is not known otherwise.
@@ -262,33 +274,5 @@ impl Breakdown {
         }
         let share = (samples + 1.0) / (all_samples + 2.0);
         all * weight * share * (1.0 - share)
-    }
-}
-
-type AmountSums = BTreeMap<Quantity, (u64, Measured)>;
-
-fn add(sums: &mut AmountSums, quantity: Quantity, (value, measured): (u64, Measured)) {
-    let sum = sums.entry(quantity).or_insert((0, measured));
-    if sum.0 > 0 {
-        sum.1 = sum.1.and(measured);
-    }
-    sum.0 = sum.0.saturating_add(value).min(LARGEST);
-}
-
-/// Makes the amounts of wall time sum to that.
-fn fill(sums: &mut AmountSums, wall_ns: u64) {
-    let of_wall = sums.iter().filter(|(quantity, _)| quantity.is_wall());
-    let sum_ns: u128 = of_wall.map(|(_, (ns, _))| u128::from(*ns)).sum();
-    let mut left_ns = wall_ns;
-    for (_, (ns, _)) in sums.iter_mut().filter(|(quantity, _)| quantity.is_wall()) {
-        if sum_ns > u128::from(wall_ns) {
-            let reduced_ns = u128::from(*ns) * u128::from(wall_ns) / sum_ns;
-            *ns = u64::try_from(reduced_ns).unwrap_or(*ns);
-        }
-        left_ns = left_ns.saturating_sub(*ns);
-    }
-    if left_ns > 0 {
-        // Of amounts that were reduced, less than a nanosecond each.
-        add(sums, Quantity::UNMEASURED, (left_ns, Measured::Exact));
     }
 }

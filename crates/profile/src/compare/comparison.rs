@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::breakdown::{Breakdown, Quantity, SpentIn};
-use super::estimate::{Interval, Moments, Risk, interval_of_one, interval_of_sets, rounded_means};
+use super::estimate::{
+    Interval, Moments, RISK_OF_ONE, RISK_OF_SETS, interval_of_one, interval_of_sets, rounded_means,
+};
 use super::references::ReferenceSet;
 use super::totals::SpanTotals;
 use crate::facts::TimeKind;
@@ -142,7 +144,7 @@ pub fn compare(slow: &Breakdown, references: &ReferenceSet) -> Comparison {
 fn interval(value: u64, variance: f64, references: &[u64], spans: u64) -> Option<Interval> {
     let mut moments = Moments::default();
     references.iter().for_each(|value| moments.add(*value));
-    interval_of_one(value as f64, variance, &moments, spans, Risk::OF_ONE)
+    interval_of_one(value as f64, variance, &moments, spans, RISK_OF_ONE)
 }
 
 fn as_extreme_in(value: u64, references: &[u64], spans: u64, sum: u128) -> u64 {
@@ -171,7 +173,7 @@ pub fn compare_sets(before: &SpanTotals, after: &SpanTotals) -> Comparison {
     let (typical, typical_ns) = means(&quantities, |of| sum(before, of), before.spans());
     let (values, value_ns) = means(&quantities, |of| sum(after, of), after.spans());
     let compared = |was: &Moments, is: &Moments, typical, value| {
-        let interval = interval_of_sets((was, before.spans()), (is, after.spans()), Risk::OF_SETS);
+        let interval = interval_of_sets((was, before.spans()), (is, after.spans()), RISK_OF_SETS);
         ComparedValue { value, typical, interval }
     };
     let rows = typical.into_iter().zip(values.into_values()).map(|((quantity, typical), value)| {
@@ -190,7 +192,7 @@ pub fn compare_sets(before: &SpanTotals, after: &SpanTotals) -> Comparison {
 /// How often one of a day's comparisons may say that a cohort has become slower although it has not: once in 100 days.
 const FALSE_ALARMS_PER_DAY: f64 = 0.01;
 
-/// Whether spans have become slower: how many nanoseconds, on average.
+/// Whether spans have become slower: the mean wall times, in nanoseconds.
 ///
 /// Only if the extra wall time is above a tenth of what it was, and if the interval excludes zero. That is at a confidence
 /// that depends on how many such comparisons are made in a day (cohorts times hours), because each can be wrong. The sums
@@ -200,11 +202,11 @@ pub(crate) fn drift(
     before: (&Moments, u64),
     after: (&Moments, u64),
     comparisons_per_day: u32,
-) -> Option<u64> {
+) -> Option<(u64, u64)> {
     // An interval has two sides, and only one of them is of interest.
-    let risk = Risk(2.0 * FALSE_ALARMS_PER_DAY / f64::from(comparisons_per_day.max(1)));
+    let risk = 2.0 * FALSE_ALARMS_PER_DAY / f64::from(comparisons_per_day.max(1));
     let interval = interval_of_sets(before, after, risk)?;
     let (was, is) = (before.0.mean(before.1), after.0.mean(after.1));
     let is_slower = interval.low > 0 && is - was > was / 10.0;
-    is_slower.then_some((is - was) as u64)
+    is_slower.then_some((was as u64, is as u64))
 }

@@ -35,10 +35,6 @@ impl HourlyWalls {
         }
     }
 
-    fn get(&self, hour: u64, route: &str) -> Option<WallSum> {
-        self.0.get(&hour)?.get(route).copied()
-    }
-
     /// The sum of a route over the hours in which `is_wanted`.
     fn sum(&self, route: &str, is_wanted: impl Fn(u64) -> bool) -> WallSum {
         let mut sum = WallSum::default();
@@ -129,8 +125,8 @@ impl DriftDetector {
     }
 
     fn since_yesterday(&self, route: &str, hour: u64, comparisons: u32) -> Option<Drift> {
-        let yesterday = self.hours.get(hour.checked_sub(HOURS_PER_DAY)?, route)?;
-        let today = self.hours.get(hour, route)?;
+        let yesterday = self.hours.sum(route, |known| known + HOURS_PER_DAY == hour);
+        let today = self.hours.sum(route, |known| known == hour);
         between((route, hour), (yesterday, today), comparisons, Baseline::DayBefore)
     }
 
@@ -149,9 +145,7 @@ fn between(
     comparisons: u32,
     since: Baseline,
 ) -> Option<Drift> {
-    drift((&before.0, before.1), (&after.0, after.1), comparisons)?;
-    let mean_ns = |(wall, spans): &WallSum| wall.mean(*spans) as u64;
-    let (was_ns, is_ns) = (mean_ns(&before), mean_ns(&after));
+    let (was_ns, is_ns) = drift((&before.0, before.1), (&after.0, after.1), comparisons)?;
     Some(Drift { route: route.to_owned(), was_ns, is_ns, since, hour })
 }
 

@@ -75,17 +75,11 @@ impl Interval {
     }
 }
 
-/// How probable it is that an interval is wrong, on both sides together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Risk(pub(crate) f64);
-
-impl Risk {
-    /// The risk for the differences between two sets.
-    pub(super) const OF_SETS: Self = Self(0.05);
-    /// The risk for the differences of one span to a set. Nominally: the mean of a few times with a long tail is mostly
-    /// too low, and the interval of it too narrow, so it is made wider.
-    pub(super) const OF_ONE: Self = Self(0.01);
-}
+/// How probable it is that the interval of a difference between two sets is wrong, on both sides together.
+pub(super) const RISK_OF_SETS: f64 = 0.05;
+/// The risk for the differences of one span to a set. Nominally: the mean of a few times with a long tail is mostly too
+/// low, and the interval of it too narrow, so it is made wider.
+pub(super) const RISK_OF_ONE: f64 = 0.01;
 
 /// The interval of one value less the mean of spans; `None` for fewer than ten spans.
 ///
@@ -97,7 +91,7 @@ pub(super) fn interval_of_one(
     sampling_variance: f64,
     of: &Moments,
     spans: u64,
-    risk: Risk,
+    risk: f64,
 ) -> Option<Interval> {
     (spans >= MIN_FOR_INTERVAL).then(|| {
         let n = spans as f64;
@@ -116,7 +110,7 @@ pub(super) fn interval_of_one(
 pub(crate) fn interval_of_sets(
     (before, in_before): (&Moments, u64),
     (after, in_after): (&Moments, u64),
-    risk: Risk,
+    risk: f64,
 ) -> Option<Interval> {
     (in_before.min(in_after) >= MIN_FOR_INTERVAL).then(|| {
         let (n, m) = (in_before as f64, in_after as f64);
@@ -133,7 +127,7 @@ pub(crate) fn interval_of_sets(
 }
 
 /// What Student's t exceeds in amount with that risk: for at least 9 degrees of freedom within 1 to 5 %.
-fn quantile(Risk(risk): Risk, freedom: f64) -> f64 {
+fn quantile(risk: f64, freedom: f64) -> f64 {
     // Abramowitz and Stegun, 26.2.23: the normal distribution, to within 0.0005.
     let t = (-2.0 * (risk / 2.0).ln()).max(2.0 * LN_2).sqrt();
     let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);

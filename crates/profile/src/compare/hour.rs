@@ -35,19 +35,19 @@ impl CohortHour {
     }
 }
 
-const HOUR: Duration = Duration::from_secs(60 * 60);
+const HOUR_S: u64 = 60 * 60;
 
 /// The hour of a time, counted from 1970.
 pub fn hour_of(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / HOUR.as_secs()
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / HOUR_S
 }
 
 /// When an hour begins. That of hours which no clock shows is 1970.
 pub fn hour_begins(hour: u64) -> SystemTime {
     /// The first hour of the year 10000, which file names cannot have.
-    const END: u64 = 253_402_300_800 / HOUR.as_secs();
+    const END: u64 = 253_402_300_800 / HOUR_S;
     let hour = if hour < END { hour } else { 0 };
-    UNIX_EPOCH + Duration::from_secs(hour * HOUR.as_secs())
+    UNIX_EPOCH + Duration::from_secs(hour * HOUR_S)
 }
 
 const UNIT_NS: u64 = 1_000;
@@ -70,14 +70,11 @@ impl WallTimes {
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let wanted = self.spans() as f64 * percent / 100.0;
         let mut spans = 0.0;
-        let mut longest = None;
-        for (us, more) in &self.0 {
-            longest = Some(us.saturating_mul(UNIT_NS));
-            spans += *more as f64;
-            if spans >= wanted {
-                break;
-            }
-        }
-        longest
+        let reached = self.0.iter().find(|(_, more)| {
+            spans += **more as f64;
+            spans >= wanted
+        });
+        let (us, _) = reached.or(self.0.last_key_value())?;
+        Some(us.saturating_mul(UNIT_NS))
     }
 }

@@ -21,7 +21,8 @@ mod tests;
 mod totals;
 
 pub use crate::facts::TimeKind;
-pub use breakdown::{Amount, Breakdown, Measured, OwnFunction, Quantity, SpentIn};
+pub(crate) use breakdown::AmountSums;
+pub use breakdown::{Amount, Breakdown, OwnFunction, Quantity, Sampled, SpentIn};
 #[cfg(test)]
 pub(crate) use comparison::drift;
 pub use comparison::{ComparedRow, ComparedValue, Comparison, compare, compare_sets};

@@ -82,7 +82,6 @@ impl ReferenceSet {
         }
     }
 
-    /// How many spans there are.
     pub(crate) fn len(&self) -> usize {
         self.spans.len()
     }

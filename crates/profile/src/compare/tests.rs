@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::estimate::{MIN_FOR_INTERVAL, Risk, interval_of_one, interval_of_sets, rounded_means};
+use super::estimate::{
+    MIN_FOR_INTERVAL, RISK_OF_ONE, RISK_OF_SETS, interval_of_one, interval_of_sets, rounded_means,
+};
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -39,12 +41,12 @@ fn cpu(name: &str) -> Quantity {
 }
 
 fn exact(quantity: Quantity, value: u64) -> Amount {
-    Amount { quantity, value, measured: Measured::Exact }
+    Amount::exact(quantity, value)
 }
 
 fn sampled(name: &str, samples: u64) -> Amount {
-    let measured = Measured::Sampled { samples, weight: MS };
-    Amount { quantity: cpu(name), value: samples * MS, measured }
+    let value = samples * MS;
+    Amount { quantity: cpu(name), value, sampled: Sampled { samples, total: value } }
 }
 
 /// A span that spends its time in these functions.
@@ -74,13 +76,12 @@ fn any_ns() -> impl Strategy<Value = u64> {
 }
 
 fn any_breakdown() -> impl Strategy<Value = Breakdown> {
-    let measured = prop_oneof![
-        Just(Measured::Exact),
-        (any_ns(), any_ns()).prop_map(|(samples, weight)| Measured::Sampled { samples, weight })
+    let sampled = prop_oneof![
+        Just(Sampled::default()),
+        (any_ns(), any_ns()).prop_map(|(samples, total)| Sampled { samples, total })
     ];
-    let amount = (any_quantity(), any_ns(), measured);
-    let amount =
-        amount.prop_map(|(quantity, value, measured)| Amount { quantity, value, measured });
+    let amount = (any_quantity(), any_ns(), sampled);
+    let amount = amount.prop_map(|(quantity, value, sampled)| Amount { quantity, value, sampled });
     (any_ns(), prop::collection::vec(amount, 0..60)).prop_map(|(wall, of)| Breakdown::new(wall, of))
 }
 
@@ -249,7 +250,7 @@ fn few_references_have_no_interval() {
 
 #[test]
 fn what_no_reference_does_is_not_certain_not_to_be_typical() {
-    let of_one = |n: u64| interval_of_one(50e6, 0.0, &Moments::default(), n, Risk::OF_ONE).unwrap();
+    let of_one = |n: u64| interval_of_one(50e6, 0.0, &Moments::default(), n, RISK_OF_ONE).unwrap();
     // It happens to one in fifty, so on average for 1 ms: ten spans without it are no surprise.
     let (few, many) = (of_one(10), of_one(200));
     assert!(few.low > 0 && few.low < 49 * MS as i64, "{few:?}");
@@ -282,7 +283,7 @@ fn quantiles_are_those_of_the_tables() {
     let width = |risk: f64, n: u64| {
         // Values with a mean of 0 and a variance of n / (n - 1).
         let moments = Moments { sum: 0, squares: n as f64 * 1e18, present: n };
-        let interval = interval_of_one(0.0, 0.0, &moments, n, Risk(risk)).unwrap();
+        let interval = interval_of_one(0.0, 0.0, &moments, n, risk).unwrap();
         interval.high as f64 / 1e9 * (n as f64 - 1.0).sqrt()
     };
     let known = [
@@ -448,7 +449,7 @@ fn drift_is_silent_for_a_day_of_steady_traffic_and_finds_a_change() {
     }
     // With certainty, but no tenth.
     let (before, after) = (hour(&mut random, 0, 3_600, 1.0), hour(&mut random, 0, 3_600, 1.08));
-    let interval = interval_of_sets((&before.0, 3_600), (&after.0, 3_600), Risk::OF_SETS).unwrap();
+    let interval = interval_of_sets((&before.0, 3_600), (&after.0, 3_600), RISK_OF_SETS).unwrap();
     assert!(interval.low > 0);
     assert_eq!(drift((&before.0, 3_600), (&after.0, 3_600), 1), None);
     // What became faster is no drift.

@@ -15,7 +15,7 @@ pub(super) fn of(compared: &Compared, spans: &[Facts]) -> Value {
     };
     known(json!({
         "cohort": compared.cohort,
-        "kept": compared.find(spans).map_or(-1, |(number, _)| number as i64),
+        "kept": compared.find(spans).map_or(-1, |number| number as i64),
         "references": comparison.references,
         "median": comparison.median_wall_ns,
         "times": compared.summary().times(),

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, MarkerFieldFlags,
     MarkerFieldFormat, MarkerTiming, ProcessHandle, Profile as FirefoxProfile, SamplingInterval,
@@ -12,9 +10,9 @@ use fxprof_processed_profile::{
 };
 
 use crate::profile::{
-    FrameKind, Leaf, Link, Location, Point, Profile, Resource, Sample, SampleKind, ThreadId, Value,
-    await_place,
+    FrameKind, Leaf, Link, Location, Profile, Resource, Sample, SampleKind, ThreadId, Value,
 };
+use crate::text::gzip_json;
 
 /// Encodes a gzipped profile for <https://profiler.firefox.com> and samply (`samply load FILE`).
 ///
@@ -29,10 +27,7 @@ pub fn firefox(profile: &Profile, resource: &Resource) -> Vec<u8> {
     let mut encoder = Encoder::new(profile, resource);
     encoder.add_spans();
     encoder.add_points();
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = serde_json::to_writer(&mut gzip, &encoder.encoded);
-    gzip.finish().unwrap_or_default()
+    gzip_json(&encoder.encoded)
 }
 
 struct Encoder<'a> {
@@ -106,16 +101,10 @@ impl<const IS_WAIT: bool> StaticSchemaMarker for TextMarker<IS_WAIT> {
     }
 }
 
-fn text_of<'a>(resource: &'a Resource, key: &str) -> Option<&'a str> {
-    match resource.get(key) {
-        Some(Value::String(text)) => Some(text),
-        _ => None,
-    }
-}
-
 impl<'a> Encoder<'a> {
     fn new(profile: &'a Profile, resource: &Resource) -> Self {
-        let service = text_of(resource, "service.name").unwrap_or("process");
+        let service = resource.get("service.name");
+        let service = service.map_or_else(|| "process".to_owned(), ToString::to_string);
         let product = format!("{service}: {}", profile.name);
         let interval = SamplingInterval::from_nanos(profile.period_ns.max(1));
         let mut encoded = FirefoxProfile::new(&product, profile.start().into(), interval);
@@ -126,7 +115,7 @@ impl<'a> Encoder<'a> {
             _ => 0,
         };
         let begin = Timestamp::from_nanos_since_reference(0);
-        let process = encoded.add_process(service, pid, begin);
+        let process = encoded.add_process(&service, pid, begin);
         encoded.set_process_end_time(
             process,
             Timestamp::from_nanos_since_reference(profile.duration_ns),
@@ -190,34 +179,19 @@ impl<'a> Encoder<'a> {
                 CpuDelta::from_nanos(ran_ns),
                 i32::try_from(weight).unwrap_or(i32::MAX),
             );
-            let place = match sample.kind {
-                SampleKind::OffCpu => profile.wait_place(sample),
-                SampleKind::Await | SampleKind::Delay => Some(await_place(profile, sample)),
-                _ => None,
-            };
+            let place = profile.place_of(sample);
             if let Some((place, leaf)) = place.zip(self.leaf(sample)) {
-                self.add_marker(thread, [&leaf, &place], point, stack);
+                let marker = TextMarker::<true> {
+                    name: self.encoded.intern_string(&leaf),
+                    text: self.encoded.intern_string(&place),
+                    category: self.categories.blocked,
+                };
+                let end = self.time(point.time_unix_ns + point.weight);
+                let timing = MarkerTiming::Interval(self.time(point.time_unix_ns), end);
+                let marker = self.encoded.add_marker(thread, timing, marker);
+                self.encoded.set_marker_stack(thread, marker, stack);
             }
         }
-    }
-
-    /// Marks the duration of a wait, await or delay.
-    fn add_marker(
-        &mut self,
-        thread: ThreadHandle,
-        [name, text]: [&str; 2],
-        point: &Point,
-        stack: Option<StackHandle>,
-    ) {
-        let end = self.time(point.time_unix_ns + point.weight);
-        let marker = TextMarker::<true> {
-            name: self.encoded.intern_string(name),
-            text: self.encoded.intern_string(text),
-            category: self.categories.blocked,
-        };
-        let timing = MarkerTiming::Interval(self.time(point.time_unix_ns), end);
-        let marker = self.encoded.add_marker(thread, timing, marker);
-        self.encoded.set_marker_stack(thread, marker, stack);
     }
 
     fn track(&mut self, track: Track) -> ThreadHandle {

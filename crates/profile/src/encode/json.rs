@@ -1,7 +1,22 @@
-//! What JSON of several kinds has in common.
+//! A profile in 2 KiB of JSON, for agents and scripts, and what JSON of several kinds has in common.
 
 use serde::Serialize;
 use serde_json::Value;
+
+use super::brief::Brief;
+use crate::profile::Profile;
+
+/// Encodes the most important of a profile as a JSON object of at most 2,048 bytes: `name`, `reasons`, `time`, ids, the
+/// `headline` that explains most of its time, `wall_ms` with its parts in `split_ms`, `functions` with the most of each
+/// kind, how it differs from typical requests (`compared`), child spans (`children`), and what is `missing`. Where that is
+/// too long, rows and the ends of long texts are left out.
+pub fn json_summary(profile: &Profile) -> String {
+    summary_of(&Brief::of(profile))
+}
+
+pub(super) fn summary_of(brief: &Brief<'_>) -> String {
+    brief.within_limit(text_of).unwrap_or_else(|| "{}".to_owned())
+}
 
 /// JSON that ends no element of a page that contains it. The separators end a line in older scripts.
 pub(super) fn text_of(value: &impl Serialize) -> String {

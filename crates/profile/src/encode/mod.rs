@@ -10,12 +10,9 @@ mod firefox;
 mod folded;
 mod html;
 mod json;
-mod json_summary;
 mod markdown;
 #[cfg(feature = "otlp")]
 mod otlp;
-#[cfg(feature = "otlp")]
-mod otlp_resource;
 #[cfg(feature = "pprof")]
 mod pprof;
 #[cfg(feature = "pprof")]
@@ -23,34 +20,23 @@ mod pprof_messages;
 #[cfg(all(feature = "otlp", feature = "pprof"))]
 #[cfg(test)]
 mod roundtrip;
+#[cfg(any(feature = "otlp", feature = "pprof"))]
+mod tables;
 
 pub use compared::{compared_row, compared_value};
 #[cfg(feature = "firefox")]
 pub use firefox::firefox;
 pub use folded::folded;
 pub use html::{HtmlContext, KeptSummary, TEXTS_SCRIPT, html};
-pub use json::{joined, known};
-pub use json_summary::json_summary;
+pub use json::{joined, json_summary, known};
 pub use markdown::markdown;
 /// The messages of OTLP Profiles, in the version that [`otlp`](fn@otlp) writes.
 #[cfg(feature = "otlp")]
 pub use opentelemetry_proto::tonic::profiles::v1development as otlp_messages;
 #[cfg(feature = "otlp")]
-pub use otlp::otlp;
-#[cfg(feature = "otlp")]
-pub use otlp::otlp_message;
+pub use otlp::{otlp, otlp_message};
 #[cfg(feature = "pprof")]
-pub use pprof::pprof_showing;
-#[cfg(feature = "pprof")]
-pub use pprof::{pprof, pprof_of_threads};
-
-/// What an entry of a table is of: code, or what the stack does not show.
-#[cfg(any(feature = "otlp", feature = "pprof"))]
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum CodeOrLeaf<T> {
-    Code(T),
-    Leaf(crate::profile::LeafId),
-}
+pub use pprof::{pprof, pprof_of_threads, pprof_showing};
 
 #[cfg(test)]
 mod tests {

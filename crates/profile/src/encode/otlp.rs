@@ -4,18 +4,20 @@
 //! require.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::mem::take;
 
 use indexmap::{IndexMap, IndexSet};
-use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
+use opentelemetry_proto::tonic::common::v1::{
+    AnyValue, ArrayValue, InstrumentationScope, KeyValue, any_value,
+};
+use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
 use prost::Message;
 
-use super::otlp_resource::{encode_resource, encode_value};
-use super::{CodeOrLeaf, otlp_messages as proto};
+use super::otlp_messages as proto;
+use super::tables::{CodeOrLeaf, Tables, UsedLocation, number, signed};
 use crate::ids::{SpanId, TraceId};
 use crate::profile::{
-    Attribute, FrameKind, Function, FunctionId, Leaf, LeafId, Link, LocationId, MappingId, Point,
+    Attribute, FrameKind, Function, FunctionId, LeafId, Link, LocationId, MappingId, Point,
     Profile, ProfileId, Resource, SampleKind, StackId, Value,
 };
 
@@ -119,14 +121,6 @@ fn merge(
     samples
 }
 
-fn times(points: &[Point]) -> Vec<u64> {
-    points.iter().map(|point| point.time_unix_ns).collect()
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
 /// Encodes samples that have weights, of a type in a unit.
 ///
 /// Waits are events, each with its time. Pyroscope 2.2.1 refuses profiles of other types with a sample that has several
@@ -142,7 +136,7 @@ fn encode_weights(
         let weights = points.iter().map(|point| point.weight);
         match has_times {
             true => proto::Sample {
-                timestamps_unix_nano: times(&points),
+                timestamps_unix_nano: points.iter().map(|point| point.time_unix_ns).collect(),
                 values: weights.map(signed).collect(),
                 ..sample
             },
@@ -211,20 +205,15 @@ fn encode_on_cpu(profile: &Profile, dictionary: &mut Dictionary<'_>) -> proto::P
 
 /// The tables, with only the entries that are used. The first entry of each is the zero value, which means "none".
 struct Dictionary<'a> {
-    profile: &'a Profile,
-    strings: IndexSet<String>,
-    functions: IndexSet<CodeOrLeaf<FunctionId>>,
-    mappings: IndexSet<MappingId>,
-    locations: IndexSet<CodeOrLeaf<LocationId>>,
+    tables: Tables<'a>,
     stacks: IndexSet<(StackId, Option<LeafId>)>,
     links: IndexSet<(TraceId, SpanId)>,
     /// By key and value.
     attributes: IndexMap<(i32, Vec<u8>), proto::KeyValueAndUnit>,
 }
 
-/// The index of an entry.
-fn index<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> i32 {
-    i32::try_from(table.insert_full(entry).0 + 1).unwrap_or(i32::MAX)
+fn index(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 /// A table with these entries after the zero value.
@@ -235,26 +224,21 @@ fn table<T: Default>(entries: impl Iterator<Item = T>) -> Vec<T> {
 impl<'a> Dictionary<'a> {
     fn new(profile: &'a Profile) -> Self {
         Self {
-            profile,
-            strings: IndexSet::new(),
-            functions: IndexSet::new(),
-            mappings: IndexSet::new(),
-            locations: IndexSet::new(),
+            tables: Tables::new(profile),
             stacks: IndexSet::new(),
             links: IndexSet::new(),
             attributes: IndexMap::new(),
         }
     }
 
-    /// All that is used, and what that refers to.
     fn finish(mut self) -> proto::ProfilesDictionary {
         let stacks = take(&mut self.stacks).into_iter();
         let stack_table = table(stacks.map(|(stack, leaf)| self.encode_stack(stack, leaf)));
-        let locations = take(&mut self.locations).into_iter();
+        let locations = take(&mut self.tables.locations).into_iter();
         let location_table = table(locations.map(|entry| self.encode_location(entry)));
-        let functions = take(&mut self.functions).into_iter();
+        let functions = take(&mut self.tables.functions).into_iter();
         let function_table = table(functions.map(|entry| self.encode_function(entry)));
-        let mappings = take(&mut self.mappings).into_iter();
+        let mappings = take(&mut self.tables.mappings).into_iter();
         let mapping_table = table(mappings.map(|id| self.encode_mapping(id)));
         let link_table = table(self.links.iter().map(|(trace, span)| proto::Link {
             trace_id: trace.to_bytes().to_vec(),
@@ -265,18 +249,14 @@ impl<'a> Dictionary<'a> {
             location_table,
             function_table,
             link_table,
-            string_table: table(self.strings.into_iter()),
+            string_table: self.tables.strings.into_iter().collect(),
             attribute_table: table(self.attributes.into_values()),
             stack_table,
         }
     }
 
     fn string(&mut self, string: &str) -> i32 {
-        match self.strings.get_index_of(string) {
-            _ if string.is_empty() => 0,
-            Some(known) => i32::try_from(known + 1).unwrap_or(i32::MAX),
-            None => index(&mut self.strings, string.to_owned()),
-        }
+        index(self.tables.string(string))
     }
 
     fn value_type(&mut self, [kind, unit]: [&str; 2]) -> proto::ValueType {
@@ -288,41 +268,26 @@ impl<'a> Dictionary<'a> {
         let key_strindex = self.string(key);
         let unit_strindex = self.string(if key.ends_with("_ns") { "ns" } else { "" });
         let entry = self.attributes.entry((key_strindex, value.encode_to_vec()));
-        let index = i32::try_from(entry.index() + 1).unwrap_or(i32::MAX);
+        let index = index(entry.index() + 1);
         let value = Some(value);
         entry.or_insert(proto::KeyValueAndUnit { key_strindex, value, unit_strindex });
         index
     }
 
-    fn frame_of(&self, leaf: LeafId) -> Option<String> {
-        self.profile.leaf(leaf).and_then(Leaf::frame)
-    }
-
     fn encode_function(&mut self, entry: CodeOrLeaf<FunctionId>) -> proto::Function {
-        let profile = self.profile;
-        match entry {
-            CodeOrLeaf::Leaf(leaf) => {
-                let name = self.frame_of(leaf).map_or(0, |frame| self.string(&frame));
-                proto::Function {
-                    name_strindex: name,
-                    system_name_strindex: name,
-                    ..proto::Function::default()
-                }
-            }
-            CodeOrLeaf::Code(id) => profile
-                .function(id)
-                .map(|Function { name, system_name, file }| proto::Function {
-                    name_strindex: self.string(name),
-                    system_name_strindex: self.string(system_name),
-                    filename_strindex: self.string(file),
-                    start_line: 0,
-                })
-                .unwrap_or_default(),
+        let Function { name, system_name, file } = self.tables.function(entry);
+        proto::Function {
+            name_strindex: self.string(&name),
+            system_name_strindex: self.string(&system_name),
+            filename_strindex: self.string(&file),
+            start_line: 0,
         }
     }
 
     fn encode_mapping(&mut self, id: MappingId) -> proto::Mapping {
-        let Some(mapping) = self.profile.mapping(id) else { return proto::Mapping::default() };
+        let Some(mapping) = self.tables.profile.mapping(id) else {
+            return proto::Mapping::default();
+        };
         let build_ids = mapping.build_ids.iter();
         let attribute_indices =
             build_ids.map(|(kind, id)| self.attribute(kind, &Value::String(id.clone()))).collect();
@@ -336,62 +301,71 @@ impl<'a> Dictionary<'a> {
     }
 
     fn encode_location(&mut self, entry: CodeOrLeaf<LocationId>) -> proto::Location {
-        let id = match entry {
-            CodeOrLeaf::Code(id) => id,
-            // Not code, for what the stack does not show.
-            CodeOrLeaf::Leaf(leaf) => {
-                let function_index = index(&mut self.functions, CodeOrLeaf::Leaf(leaf));
-                let lines = vec![proto::Line { function_index, ..proto::Line::default() }];
-                return proto::Location { lines, ..proto::Location::default() };
-            }
-        };
-        let Some(location) = self.profile.location(id) else { return proto::Location::default() };
-        let frame_type = match location.kind {
+        let UsedLocation { code, lines, mapping } = self.tables.location(entry);
+        let frame_type = code.and_then(|code| match code.kind {
             FrameKind::Rust => Some("rust"),
             FrameKind::Native => Some("native"),
             FrameKind::Kernel => Some("kernel"),
             FrameKind::Remark => None,
-        };
+        });
         let frame_type =
             frame_type.map(|kind| self.attribute("profile.frame.type", &Value::from(kind)));
-        let inferred = location
-            .is_inferred
-            .then(|| self.attribute("profile.frame.inferred", &Value::Bool(true)));
-        let lines = location.lines.iter().map(|line| proto::Line {
-            function_index: index(&mut self.functions, CodeOrLeaf::Code(line.function)),
-            line: i64::from(line.line),
-            column: i64::from(line.column),
+        let inferred = code.filter(|code| code.is_inferred);
+        let inferred =
+            inferred.map(|_| self.attribute("profile.frame.inferred", &Value::Bool(true)));
+        let lines = lines.into_iter().map(|(function, line, column)| proto::Line {
+            function_index: index(function),
+            line,
+            column,
         });
         proto::Location {
             lines: lines.collect(),
-            mapping_index: location.mapping.map_or(0, |id| index(&mut self.mappings, id)),
-            address: location.address,
+            mapping_index: index(mapping),
+            address: code.map_or(0, |code| code.address),
             attribute_indices: frame_type.into_iter().chain(inferred).collect(),
         }
     }
 
     fn encode_stack(&mut self, id: StackId, leaf: Option<LeafId>) -> proto::Stack {
-        let calls = self.profile.location_ids(id).map(CodeOrLeaf::Code);
-        let frames = leaf.map(CodeOrLeaf::Leaf).into_iter().chain(calls);
-        let location_indices = frames.map(|entry| index(&mut self.locations, entry)).collect();
-        proto::Stack { location_indices }
+        let frames = self.tables.frames(id, leaf).into_iter();
+        proto::Stack { location_indices: frames.map(index).collect() }
     }
 
     fn stack(&mut self, id: StackId, leaf: LeafId) -> i32 {
-        let leaf = self.frame_of(leaf).map(|_| leaf);
-        index(&mut self.stacks, (id, leaf))
+        index(number(&mut self.stacks, (id, self.tables.not_shown(leaf))))
     }
 
     fn link(&mut self, span: Option<&Link>) -> i32 {
         let linked = span.and_then(|span| span.linked);
-        linked.map_or(0, |linked| index(&mut self.links, linked))
+        linked.map_or(0, |linked| index(number(&mut self.links, linked)))
     }
+}
+
+fn encode_resource(resource: &Resource) -> ProtoResource {
+    let attributes = resource.attributes().map(|(key, value)| KeyValue {
+        key: key.to_owned(),
+        value: Some(encode_value(value)),
+        ..KeyValue::default()
+    });
+    ProtoResource { attributes: attributes.collect(), ..ProtoResource::default() }
+}
+
+fn encode_value(value: &Value) -> AnyValue {
+    let value = match value {
+        Value::String(text) => any_value::Value::StringValue(text.clone()),
+        Value::Int(number) => any_value::Value::IntValue(*number),
+        Value::Double(number) => any_value::Value::DoubleValue(*number),
+        Value::Bool(truth) => any_value::Value::BoolValue(*truth),
+        Value::Array(values) => {
+            let values = values.iter().map(encode_value).collect();
+            any_value::Value::ArrayValue(ArrayValue { values })
+        }
+    };
+    AnyValue { value: Some(value) }
 }
 
 #[cfg(test)]
 mod tests {
-    use opentelemetry_proto::tonic::common::v1::any_value;
-
     use super::super::tests::{awaiting, checkout, mixed_rates, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};

@@ -1,17 +1,15 @@
 //! pprof, the format of `go tool pprof` and many viewers.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::mem::take;
 use std::time::UNIX_EPOCH;
 
-use indexmap::IndexSet;
 use prost::Message;
 
-use super::{CodeOrLeaf, pprof_messages as proto};
+use super::pprof_messages as proto;
+use super::tables::{Tables, UsedLocation, signed};
 use crate::profile::{
-    Attribute, DumpedThread, Function, FunctionId, Leaf, LeafId, Link, LinkId, LocationId,
-    MappingId, Point, Profile, ProfileScope, Sample, SampleKind, ThreadDump,
+    DumpedThread, Function, LinkId, Point, Profile, ProfileScope, Sample, SampleKind, ThreadDump,
 };
 use crate::text::gzip;
 
@@ -42,28 +40,12 @@ pub fn pprof_of_threads(dump: &ThreadDump) -> Vec<u8> {
 struct Encoder<'a> {
     profile: &'a Profile,
     message: proto::Profile,
-    strings: IndexSet<String>,
-    /// What is used of the profile. The number of an entry is its place, from 1 on.
-    mappings: IndexSet<MappingId>,
-    locations: IndexSet<CodeOrLeaf<LocationId>>,
-    functions: IndexSet<CodeOrLeaf<FunctionId>>,
-}
-
-/// The number of an entry.
-fn number<T: Hash + Eq>(table: &mut IndexSet<T>, entry: T) -> u64 {
-    table.insert_full(entry).0 as u64 + 1
+    tables: Tables<'a>,
 }
 
 impl<'a> Encoder<'a> {
     fn new(profile: &'a Profile) -> Self {
-        Self {
-            profile,
-            message: proto::Profile::default(),
-            strings: IndexSet::from([String::new()]),
-            mappings: IndexSet::new(),
-            locations: IndexSet::new(),
-            functions: IndexSet::new(),
-        }
+        Self { profile, message: proto::Profile::default(), tables: Tables::new(profile) }
     }
 
     fn encode(mut self, shown: Option<SampleKind>) -> proto::Profile {
@@ -102,7 +84,7 @@ impl<'a> Encoder<'a> {
         self.message.duration_nanos = signed(duration_ns.unwrap_or(0));
         // Readers take the first mapping for the executable, even if all samples are in libraries.
         if let Some(program) = profile.first_mapping() {
-            self.mappings.insert(program);
+            self.tables.mappings.insert(program);
         }
         // Readers of heap profiles expect all values of a stack in one sample.
         let mut of_stacks: HashMap<_, usize> = HashMap::new();
@@ -147,7 +129,8 @@ impl<'a> Encoder<'a> {
         comments.extend(Some(&profile.headline).filter(|it| !it.is_empty()).cloned());
         comments.extend(profile.notes.iter().cloned());
         comments.push(format!("profile.id={}", profile.id));
-        comments.extend(profile.attributes.iter().map(comment));
+        let attributes = profile.attributes.iter();
+        comments.extend(attributes.map(|of| format!("{}={}", of.key, of.value)));
         self.message.comment = comments.iter().map(|comment| self.string(comment)).collect();
         self.finish()
     }
@@ -160,7 +143,7 @@ impl<'a> Encoder<'a> {
         let time = dump.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.message.time_nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         if let Some(program) = self.profile.first_mapping() {
-            self.mappings.insert(program);
+            self.tables.mappings.insert(program);
         }
         for (thread, sample) in dump.samples() {
             let DumpedThread { name, tid, activity, spans, stack_age, .. } = thread;
@@ -174,52 +157,35 @@ impl<'a> Encoder<'a> {
         self.finish()
     }
 
-    /// The tables of what is used.
     fn finish(mut self) -> proto::Profile {
-        let profile = self.profile;
-        for (entry, id) in take(&mut self.locations).into_iter().zip(1..) {
-            let (lines, mapping, address) = match entry {
-                CodeOrLeaf::Leaf(leaf) => {
-                    let function_id = number(&mut self.functions, CodeOrLeaf::Leaf(leaf));
-                    (vec![proto::Line { function_id, ..proto::Line::default() }], None, 0)
-                }
-                CodeOrLeaf::Code(id) => {
-                    let location = profile.location(id);
-                    let lines = location.into_iter().flat_map(|location| &location.lines);
-                    let lines = lines.map(|line| proto::Line {
-                        function_id: number(&mut self.functions, CodeOrLeaf::Code(line.function)),
-                        line: i64::from(line.line),
-                        column: i64::from(line.column),
-                    });
-                    let mapping = location.and_then(|location| location.mapping);
-                    (lines.collect(), mapping, location.map_or(0, |location| location.address))
-                }
-            };
-            let mapping_id = mapping.map_or(0, |mapping| number(&mut self.mappings, mapping));
-            self.message.location.push(proto::Location { id, mapping_id, address, line: lines });
+        for (entry, id) in take(&mut self.tables.locations).into_iter().zip(1..) {
+            let UsedLocation { code, lines, mapping } = self.tables.location(entry);
+            let lines = lines.into_iter().map(|(function, line, column)| proto::Line {
+                function_id: function as u64,
+                line,
+                column,
+            });
+            self.message.location.push(proto::Location {
+                id,
+                mapping_id: mapping as u64,
+                address: code.map_or(0, |code| code.address),
+                line: lines.collect(),
+            });
         }
-        for (entry, id) in take(&mut self.functions).into_iter().zip(1..) {
-            let (name, system_name, file) = match entry {
-                CodeOrLeaf::Leaf(leaf) => (self.frame_of(leaf).unwrap_or_default(), None, ""),
-                CodeOrLeaf::Code(id) => {
-                    let Some(Function { name, system_name, file }) = profile.function(id) else {
-                        continue;
-                    };
-                    // pprof treats a name that equals the linker's as mangled, and removes text in `<>` from it.
-                    let linkers = Some(system_name).filter(|linkers| *linkers != name);
-                    (name.clone(), linkers, file.as_str())
-                }
-            };
+        for (entry, id) in take(&mut self.tables.functions).into_iter().zip(1..) {
+            let Function { name, system_name, file } = self.tables.function(entry);
+            // pprof treats a name that equals the linker's as mangled, and removes text in `<>` from it.
+            let linkers = if system_name == name { "" } else { system_name.as_str() };
             let encoded = proto::Function {
                 id,
                 name: self.string(&name),
-                system_name: system_name.map_or(0, |linkers| self.string(linkers)),
-                filename: self.string(file),
+                system_name: self.string(linkers),
+                filename: self.string(&file),
             };
             self.message.function.push(encoded);
         }
-        for (entry, id) in take(&mut self.mappings).into_iter().zip(1..) {
-            let Some(mapping) = profile.mapping(entry) else { continue };
+        for (entry, id) in take(&mut self.tables.mappings).into_iter().zip(1..) {
+            let Some(mapping) = self.profile.mapping(entry) else { continue };
             let mut code = self
                 .message
                 .location
@@ -243,25 +209,18 @@ impl<'a> Encoder<'a> {
             };
             self.message.mapping.push(encoded);
         }
-        self.message.string_table = self.strings.into_iter().collect();
+        self.message.string_table = self.tables.strings.into_iter().collect();
         self.message
-    }
-
-    /// What the stack of a sample does not show.
-    fn frame_of(&self, leaf: LeafId) -> Option<String> {
-        self.profile.leaf(leaf).and_then(Leaf::frame)
     }
 
     /// The locations of a sample, the innermost first.
     fn frames(&mut self, sample: &Sample) -> Vec<u64> {
-        let leaf = self.frame_of(sample.leaf).map(|_| CodeOrLeaf::Leaf(sample.leaf));
-        let calls = self.profile.location_ids(sample.stack).map(CodeOrLeaf::Code);
-        leaf.into_iter().chain(calls).map(|entry| number(&mut self.locations, entry)).collect()
+        let leaf = self.tables.not_shown(sample.leaf);
+        self.tables.frames(sample.stack, leaf).into_iter().map(|number| number as u64).collect()
     }
 
     fn string(&mut self, string: &str) -> i64 {
-        let known = self.strings.get_index_of(string);
-        known.unwrap_or_else(|| self.strings.insert_full(string.to_owned()).0) as i64
+        self.tables.string(string) as i64
     }
 
     fn value_type(&mut self, [kind, unit]: [&str; 2]) -> proto::ValueType {
@@ -269,31 +228,28 @@ impl<'a> Encoder<'a> {
     }
 
     fn labels(&mut self, thread: Option<&str>, link: Option<LinkId>) -> Vec<proto::Label> {
-        let thread = thread.map(|name| ("thread_name".to_owned(), name.to_owned()));
-        let mut labels: Vec<(String, String)> = thread.into_iter().collect();
+        let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let mut labels: Vec<_> =
+            thread.into_iter().map(|name| label("thread_name", name)).collect();
         if let Some(link) = link.and_then(|id| self.profile.link(id)) {
-            self.add_labels_of(link, &mut labels);
-        }
-        labels.iter().map(|(key, value)| self.label(key, value)).collect()
-    }
-
-    fn add_labels_of(&self, link: &Link, labels: &mut Vec<(String, String)>) {
-        // Profiles that were decoded from a format without span names have empty ones.
-        if !link.span.is_empty() {
-            labels.push(("span_name".to_owned(), link.span.clone()));
-        }
-        if let Some((trace_id, span_id)) = link.ids {
-            labels.push(("trace_id".to_owned(), trace_id.to_string()));
-            labels.push(("span_id".to_owned(), span_id.to_string()));
-        }
-        // A key that occurs twice counts a sample twice, and Pyroscope reads a dot as `_`.
-        let is_same = |a: &str, b: &str| a.replace('.', "_") == b.replace('.', "_");
-        for (field, value) in self.profile.fields_around(link) {
-            let key = label_key(field);
-            if !labels.iter().any(|(known, _)| is_same(known, &key)) {
-                labels.push((key, value.clone()));
+            // Profiles that were decoded from a format without span names have empty ones.
+            if !link.span.is_empty() {
+                labels.push(label("span_name", &link.span));
+            }
+            if let Some((trace_id, span_id)) = link.ids {
+                labels.push(label("trace_id", &trace_id.to_string()));
+                labels.push(label("span_id", &span_id.to_string()));
+            }
+            // A key that occurs twice counts a sample twice, and Pyroscope reads a dot as `_`.
+            let is_same = |a: &str, b: &str| a.replace('.', "_") == b.replace('.', "_");
+            for (field, value) in self.profile.fields_around(link) {
+                let key = label_key(field);
+                if !labels.iter().any(|(known, _)| is_same(known, &key)) {
+                    labels.push((key, value.clone()));
+                }
             }
         }
+        labels.iter().map(|(key, value)| self.label(key, value)).collect()
     }
 
     fn label(&mut self, key: &str, value: &str) -> proto::Label {
@@ -353,14 +309,6 @@ fn kinds_of(profile: &Profile, is_heap: bool) -> Vec<SampleKind> {
     kinds.filter(|kind| !IN_USE.contains(kind) || has_samples(kind)).collect()
 }
 
-fn comment(attribute: &Attribute) -> String {
-    format!("{}={}", attribute.key, attribute.value)
-}
-
-fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
@@ -370,7 +318,9 @@ mod tests {
     use super::super::tests::{awaiting, checkout, waiting};
     use super::*;
     use crate::ids::{SpanId, TraceId};
-    use crate::profile::{FrameKind, Line, Location, Mapping, ProfiledThread, ThreadActivity};
+    use crate::profile::{
+        FrameKind, Leaf, Line, Link, Location, Mapping, ProfiledThread, ThreadActivity,
+    };
 
     fn decode(profile: &Profile) -> proto::Profile {
         decoded(&pprof(profile))

@@ -3,7 +3,6 @@
 //! <https://github.com/google/pprof/blob/main/proto/profile.proto>
 #![allow(unreachable_pub, reason = "prost's derive generates public methods")]
 
-/// The complete file.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Profile {
     #[prost(message, repeated, tag = "1")]

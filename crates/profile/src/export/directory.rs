@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use indexmap::IndexSet;
+
 use super::format::Format;
 use super::resource_from_env;
 use super::{ExportError, Exported, Exporter, Unexportable};
@@ -30,7 +32,6 @@ pub struct Directory {
     formats: Vec<Format>,
     quota_bytes: u64,
     quota_age: Duration,
-    /// The directory of profiles of the process, with a quota of its own.
     of_process: OnceLock<Box<Directory>>,
 }
 
@@ -63,13 +64,8 @@ impl Directory {
     /// The default is [`Html`](Format::Html), [`Pprof`](Format::Pprof), [`Otlp`](Format::Otlp), as far as features are on.
     #[must_use]
     pub fn with_formats(self, formats: impl IntoIterator<Item = Format>) -> Self {
-        let mut unique = Vec::new();
-        for format in formats {
-            if !unique.contains(&format) {
-                unique.push(format);
-            }
-        }
-        Self { formats: unique, ..self }
+        let unique: IndexSet<_> = formats.into_iter().collect();
+        Self { formats: unique.into_iter().collect(), ..self }
     }
 
     /// Sets the quota: the oldest profiles are removed when all of them exceed `bytes`, and so are profiles older than
@@ -91,7 +87,8 @@ impl Directory {
         self.write_files(&stem(profile), &encoded.collect::<Vec<_>>())
     }
 
-    /// Writes the files of one stem, or none of them. Each has one of the [`extensions`].
+    /// Writes the files of one stem, or none of them. Each has one of the [`extensions`]. Older profiles are removed first:
+    /// those over the quota, and as many as a full file system needs.
     #[doc(hidden)]
     pub fn write_files(
         &self,
@@ -99,8 +96,15 @@ impl Directory {
         files: &[(&'static str, impl AsRef<[u8]>)],
     ) -> io::Result<Vec<PathBuf>> {
         create_private_directory(&self.path)?;
-        let new = files.iter().map(|(_, bytes)| bytes.as_ref().len() as u64).sum();
-        self.write_in_room(new, || {
+        let new: u64 = files.iter().map(|(_, bytes)| bytes.as_ref().len() as u64).sum();
+        // Checked first: nothing is removed for a profile that cannot fit.
+        if new > self.quota_bytes {
+            let quota = self.quota_bytes;
+            let problem =
+                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
+            return Err(io::Error::other(problem));
+        }
+        let write = || {
             let mut written = Vec::new();
             for (extension, bytes) in files {
                 let path = self.path.join(format!("{stem}{extension}"));
@@ -115,7 +119,16 @@ impl Directory {
                 written.push(path);
             }
             Ok(written)
-        })
+        };
+        self.make_room(new, 0);
+        let mut written = write();
+        for _ in 0..MOST_TRIES {
+            if !written.as_ref().is_err_and(is_full) || !self.make_room(new, new) {
+                break;
+            }
+            written = write();
+        }
+        written
     }
 
     /// Writes all formats of a profile and returns the paths. The OTLP file may be encoded already.
@@ -146,38 +159,6 @@ impl Directory {
         })
     }
 
-    /// Writes `new` bytes. Older profiles are removed first: those over the quota, and as many as a full file system needs.
-    fn write_in_room<T>(&self, new: u64, write: impl Fn() -> io::Result<T>) -> io::Result<T> {
-        // Checked first: nothing is removed for a profile that cannot fit.
-        if new > self.quota_bytes {
-            let quota = self.quota_bytes;
-            let problem =
-                format!("a profile of {new} bytes does not fit: raise the quota ({quota})");
-            return Err(io::Error::other(problem));
-        }
-        self.make_room(new);
-        let mut written = write();
-        for _ in 0..MOST_TRIES {
-            if !written.as_ref().is_err_and(is_full) || !self.remove_oldest(new) {
-                break;
-            }
-            written = write();
-        }
-        written
-    }
-
-    /// Removes the oldest profiles until `bytes` are freed. Returns false if nothing was.
-    fn remove_oldest(&self, bytes: u64) -> bool {
-        let mut freed = 0;
-        for oldest in stored_in(&self.path).unwrap_or_default() {
-            if freed >= bytes {
-                break;
-            }
-            freed += oldest.remove(&self.path);
-        }
-        freed > 0
-    }
-
     pub(super) fn problem(&self, error: &io::Error) -> String {
         let path = self.path.display();
         match error.kind() {
@@ -193,19 +174,21 @@ impl Directory {
         }
     }
 
-    /// Removes the oldest profiles until `new` bytes fit, and those that are too old, with all their files. Files that
-    /// cannot be removed stay.
-    fn make_room(&self, new: u64) {
+    /// Removes the oldest profiles, with all their files, until `new` bytes fit and `least` are free, and those that are
+    /// too old. Files that cannot be removed stay. Returns whether anything was removed.
+    fn make_room(&self, new: u64, least: u64) -> bool {
         let stored = stored_in(&self.path).unwrap_or_default();
-        let mut bytes: u64 = stored.iter().map(Stored::bytes).sum();
-        let now = SystemTime::now();
+        let bytes: u64 = stored.iter().map(Stored::bytes).sum();
+        let (now, mut freed) = (SystemTime::now(), 0);
         for oldest in stored {
             let age = now.duration_since(oldest.modified).unwrap_or_default();
-            if bytes.saturating_add(new) <= self.quota_bytes && age <= self.quota_age {
+            let fits = (bytes - freed).saturating_add(new) <= self.quota_bytes && freed >= least;
+            if fits && age <= self.quota_age {
                 break;
             }
-            bytes -= oldest.remove(&self.path);
+            freed += oldest.remove(&self.path);
         }
+        freed > 0
     }
 
     /// Creates an entry where profiles would go, and removes it. Permissions alone are not reliable, as in `/proc`.
@@ -224,13 +207,14 @@ impl Directory {
         };
         match made {
             // The user's quota is used up, or there is no free inode.
-            Err(error) if is_full(&error) && self.has_profiles() => Ok(()),
+            Err(error)
+                if is_full(&error)
+                    && stored_in(&self.path).is_ok_and(|stored| !stored.is_empty()) =>
+            {
+                Ok(())
+            }
             made => made,
         }
-    }
-
-    fn has_profiles(&self) -> bool {
-        stored_in(&self.path).is_ok_and(|stored| !stored.is_empty())
     }
 }
 
@@ -263,7 +247,6 @@ fn is_over_quota(error: &io::Error) -> bool {
     error.get_ref().is_some()
 }
 
-/// A profile that is stored in the directory.
 #[derive(Debug)]
 struct Stored {
     stem: String,
@@ -370,11 +353,7 @@ pub(super) fn base_name_of(name: &str) -> Option<(&str, &'static str)> {
     let split = |extension| Some((name.strip_suffix(extension)?, extension));
     let (stem, extension) = extensions().find_map(split)?;
     let mut parts = stem.splitn(4, '-');
-    let (Some(time), Some(pid), Some(_span), Some(id), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return None;
-    };
+    let [time, pid, _, id] = [(); 4].map(|()| parts.next().unwrap_or_default());
     let is_time = time.len() == "20261121T085100.123Z".len() && time.ends_with('Z');
     let is_id = id.len() == 2 * size_of::<ProfileId>() && id.bytes().all(|b| b.is_ascii_hexdigit());
     let is_ours = is_time && is_id && pid.bytes().all(|byte| byte.is_ascii_digit());

@@ -31,38 +31,31 @@ impl Format {
     pub(super) const ALL: [Self; 6] =
         [Self::Html, Self::Pprof, Self::Otlp, Self::Folded, Self::Firefox, Self::Markdown];
 
+    /// The name, how the names of files end, and whether the feature is on.
+    const fn row(self) -> (&'static str, &'static str, bool) {
+        match self {
+            Self::Html => ("html", ".html", true),
+            Self::Pprof => ("pprof", ".pb.gz", cfg!(feature = "pprof")),
+            Self::Otlp => ("otlp", ".otlp", cfg!(feature = "otlp")),
+            Self::Folded => ("folded", ".folded", true),
+            Self::Firefox => ("firefox", ".firefox.json.gz", cfg!(feature = "firefox")),
+            Self::Markdown => ("md", ".md", true),
+        }
+    }
+
     /// All formats whose features are on.
     pub fn available() -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(|format| match format {
-            Self::Html | Self::Folded | Self::Markdown => true,
-            Self::Pprof => cfg!(feature = "pprof"),
-            Self::Otlp => cfg!(feature = "otlp"),
-            Self::Firefox => cfg!(feature = "firefox"),
-        })
+        Self::ALL.into_iter().filter(|format| format.row().2)
     }
 
     /// The name of the format.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Html => "html",
-            Self::Pprof => "pprof",
-            Self::Otlp => "otlp",
-            Self::Folded => "folded",
-            Self::Firefox => "firefox",
-            Self::Markdown => "md",
-        }
+        self.row().0
     }
 
     /// How the names of its files end.
     pub const fn extension(self) -> &'static str {
-        match self {
-            Self::Html => ".html",
-            Self::Pprof => ".pb.gz",
-            Self::Otlp => ".otlp",
-            Self::Folded => ".folded",
-            Self::Firefox => ".firefox.json.gz",
-            Self::Markdown => ".md",
-        }
+        self.row().1
     }
 
     /// The contents of a file. `None` if the feature is off.

@@ -12,7 +12,6 @@ pub type AnswerTo = Box<dyn Fn(Answer) + Send + Sync>;
 
 /// An exporter that sends from its own thread, one request at a time. It neither queues nor retries.
 pub trait Remote {
-    /// Limits of the queue.
     fn limits(&self) -> QueueLimits;
 
     /// Starts the thread. Each request has one answer; `answer` is dropped if the thread panics. `on_thread` runs first on

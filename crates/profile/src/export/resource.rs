@@ -43,13 +43,13 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
         .with("os.type", env::consts::OS)
         .with("host.arch", architecture());
     let cpus = std::thread::available_parallelism().map(|cpus| cpus.get() as u64);
-    let number = |number: Option<u64>| number.and_then(|it| i64::try_from(it).ok()).map(Value::Int);
     let text = |text: Option<String>| text.map(Value::from);
+    let program = executable_name();
     let found = [
-        ("profile.machine.cpus", number(cpus.ok())),
-        ("profile.machine.memory_bytes", number(memory_limit())),
+        ("profile.machine.cpus", cpus.ok().map(Value::of_number)),
+        ("profile.machine.memory_bytes", memory_limit().map(Value::of_number)),
         ("service.instance.id", text(instance_id())),
-        ("process.executable.name", text(executable_name())),
+        ("process.executable.name", text(program.clone())),
         ("host.name", text(line_of("/proc/sys/kernel/hostname"))),
         ("os.version", text(line_of("/proc/sys/kernel/osrelease"))),
         ("host.cpu.model.name", text(cpu_model())),
@@ -64,7 +64,10 @@ fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Resource {
     match variable("OTEL_SERVICE_NAME") {
         Some(name) => resource.with("service.name", name),
         None if resource.get("service.name").is_some() => resource,
-        None => resource.with("service.name", unknown_service()),
+        None => {
+            let program = program.map(|name| format!(":{name}")).unwrap_or_default();
+            resource.with("service.name", format!("unknown_service{program}"))
+        }
     }
 }
 
@@ -79,11 +82,6 @@ fn architecture() -> &'static str {
 
 /// The semantic conventions that define the default resource's attributes.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
-
-fn unknown_service() -> String {
-    let name = executable_name();
-    name.map_or_else(|| "unknown_service".to_owned(), |name| format!("unknown_service:{name}"))
-}
 
 fn executable_name() -> Option<String> {
     let file = sys::program_path().or_else(|| env::current_exe().ok())?;

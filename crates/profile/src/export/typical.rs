@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use tracing_profiling_capture::sys;
 
+use super::Exporter as _;
 use super::directory::{
     Directory, TYPICAL, base_name_at, base_name_of, entries_of, file_name, file_time,
 };
@@ -25,8 +26,6 @@ const MOST_LISTED: usize = 1_000;
 #[derive(Debug)]
 pub struct TypicalFiles {
     directory: Directory,
-    /// The directory of profiles.
-    parent: PathBuf,
     id: ProfileId,
 }
 
@@ -36,18 +35,16 @@ pub struct TypicalFile {
     pub path: PathBuf,
     /// When its hour began, as text that sorts by time.
     time: String,
-    /// When it was last written.
     modified: Option<SystemTime>,
     /// The version of the service, as far as it is in the name of the file.
-    version: String,
+    pub version: String,
 }
 
 impl TypicalFiles {
     /// The files in the directory `typical` in `dir`, which is created with the first file.
     pub fn new(dir: &Path) -> Self {
         let directory = Directory::new(dir.join(OF_TYPICAL)).with_quota(QUOTA_BYTES, QUOTA_AGE);
-        let parent = dir.to_owned();
-        Self { directory, parent, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
+        Self { directory, id: ProfileId::random().unwrap_or(ProfileId::NONE) }
     }
 
     /// Writes, or replaces, the own file of an hour. The oldest files make room. Returns what the problem is if it fails.
@@ -58,7 +55,8 @@ impl TypicalFiles {
         bytes: &[u8],
     ) -> Result<(), String> {
         // That of profiles is made with the first profile.
-        if !self.parent.exists() {
+        let of_profiles = self.directory.directory().and_then(Path::parent);
+        if !of_profiles.is_some_and(Path::exists) {
             return Ok(());
         }
         let stem = base_name_at(hour_begins, version, self.id);
@@ -93,10 +91,6 @@ impl TypicalFile {
 
     pub fn is_of_version(&self, version: &str) -> bool {
         self.version == file_name(version)
-    }
-
-    pub fn is_of_same_version(&self, other: &Self) -> bool {
-        self.version == other.version
     }
 }
 

@@ -5,8 +5,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tracing_profiling_capture::sys::{KernelFile, address_space_left};
-
 /// Why it is unknown for how long the process was throttled, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThrottlingUnknown(pub &'static str);
@@ -23,24 +21,15 @@ impl ThrottlingUnknown {
 }
 
 /// The control group whose quota applies to this process: its own, or else the nearest one around it that has a quota.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ControlGroup {
-    directory: PathBuf,
-    stat: KernelFile,
+    stat: PathBuf,
 }
 
-struct GroupTexts {
-    /// `/proc/self/cgroup`.
-    groups: String,
-    /// `/proc/self/mountinfo`.
-    mounts: String,
-}
-
-impl GroupTexts {
-    fn read() -> Result<Self, ThrottlingUnknown> {
-        let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NO_PROC);
-        Ok(Self { groups: read("/proc/self/cgroup")?, mounts: read("/proc/self/mountinfo")? })
-    }
+/// `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn read_groups() -> Result<[String; 2], ThrottlingUnknown> {
+    let read = |path| fs::read_to_string(path).map_err(|_| ThrottlingUnknown::NO_PROC);
+    Ok([read("/proc/self/cgroup")?, read("/proc/self/mountinfo")?])
 }
 
 /// The line of a text like `/proc/self/cgroup` that says in which group CPU time is limited.
@@ -73,13 +62,13 @@ fn group_in<'a>(groups: &'a str, controller: &str) -> Option<(bool, &'a str)> {
 
 /// Where the group may be found: in each mount of its hierarchy that has it, the directory and the mount's own.
 fn directories(
-    texts: &GroupTexts,
+    [groups, mounts]: &[String; 2],
     controller: &str,
 ) -> Result<Vec<(PathBuf, PathBuf)>, ThrottlingUnknown> {
     let (is_first_version, path) =
-        group_in(&texts.groups, controller).ok_or(ThrottlingUnknown::NO_CONTROLLER)?;
+        group_in(groups, controller).ok_or(ThrottlingUnknown::NO_CONTROLLER)?;
     let version_1 = is_first_version.then_some(controller);
-    let mounts = texts.mounts.lines().filter_map(|line| mount_in(line, version_1));
+    let mounts = mounts.lines().filter_map(|line| mount_in(line, version_1));
     let mounts: Vec<_> = mounts.collect();
     if mounts.is_empty() {
         return Err(ThrottlingUnknown::NOT_MOUNTED);
@@ -141,10 +130,9 @@ fn has_quota(directory: &Path) -> bool {
     files.iter().any(|file| fs::read_to_string(file).is_ok_and(|text| is_quota(&text)))
 }
 
-/// How much memory control groups and resource limits leave, if they limit it. The memory of files counts as left: the
-/// kernel drops it first.
+/// How much memory control groups leave, if they limit it. The memory of files counts as left: the kernel drops it first.
 pub fn memory_left() -> Option<u64> {
-    of_memory_groups(memory_left_in).into_iter().chain(address_space_left()).min()
+    of_memory_groups(memory_left_in)
 }
 
 /// How much memory control groups allow, if they limit it.
@@ -155,7 +143,7 @@ pub fn memory_limit() -> Option<u64> {
 
 /// The least of all groups that the process is in.
 fn of_memory_groups(of: fn(&Path) -> Option<u64>) -> Option<u64> {
-    let texts = GroupTexts::read().ok();
+    let texts = read_groups().ok();
     let found = texts.and_then(|texts| directories(&texts, MEMORY).ok()).unwrap_or_default();
     let groups = found.iter().flat_map(|(directory, mounted)| {
         directory.ancestors().take_while(move |group| group.starts_with(mounted))
@@ -192,7 +180,7 @@ impl ControlGroup {
     /// The group of this process.
     pub fn find() -> Result<Self, ThrottlingUnknown> {
         let mut why = ThrottlingUnknown::NOT_VISIBLE;
-        for (directory, mounted) in directories(&GroupTexts::read()?, CPU)? {
+        for (directory, mounted) in directories(&read_groups()?, CPU)? {
             match Self::at(&directory, &mounted) {
                 Ok(group) => return Ok(group),
                 Err(cause) => why = cause,
@@ -217,11 +205,8 @@ impl ControlGroup {
         let around = directory.ancestors().take_while(|group| group.starts_with(mounted));
         let limiting = around.clone().find(|group| has_quota(group));
         let groups = limiting.into_iter().chain(around);
-        let mut opened = groups.filter_map(|group| {
-            let stat = KernelFile::open_at(&group.join("cpu.stat")).ok()?;
-            Some(Self { directory: group.to_owned(), stat })
-        });
-        let group = opened.find(|group| group.throttled_ns().is_some());
+        let mut groups = groups.map(|group| Self { stat: group.join("cpu.stat") });
+        let group = groups.find(|group| group.throttled_ns().is_some());
         group.ok_or_else(|| match fs::read(directory.join("cpu.stat")) {
             Ok(_) => ThrottlingUnknown::NO_CONTROLLER,
             Err(_) => ThrottlingUnknown::UNREADABLE,
@@ -231,13 +216,7 @@ impl ControlGroup {
     /// For how long it has been throttled, on all its CPUs together. `None` if that cannot be read any more: the process has
     /// left the group, and it was removed.
     pub fn throttled_ns(&self) -> Option<u64> {
-        let mut bytes = [0; 1024];
-        throttled_ns_in(self.stat.text(&mut bytes).ok()?)
-    }
-
-    /// Whether that is the same group.
-    pub fn is_same(&self, other: &Self) -> bool {
-        self.directory == other.directory
+        throttled_ns_in(&fs::read_to_string(&self.stat).ok()?)
     }
 }
 
@@ -257,8 +236,7 @@ mod tests {
         "24 22 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
     fn found(groups: &str, mounts: &str) -> Result<Vec<String>, ThrottlingUnknown> {
-        let texts = GroupTexts { groups: groups.to_owned(), mounts: mounts.to_owned() };
-        let found = directories(&texts, CPU)?.into_iter();
+        let found = directories(&[groups.to_owned(), mounts.to_owned()], CPU)?.into_iter();
         Ok(found.map(|(directory, _)| directory.display().to_string()).collect())
     }
 
@@ -345,7 +323,6 @@ mod tests {
         }
     }
 
-    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn a_group_that_lists_other_processes_is_not_that_of_this_one() {
         let directory = tempfile::tempdir().unwrap();
@@ -383,7 +360,6 @@ mod tests {
     }
 
     /// A quota of the group around, which has the time.
-    #[cfg(not(tracing_profiling_unsupported))]
     #[test]
     fn the_nearest_group_with_a_quota_is_read() {
         let mounted = tempfile::tempdir().unwrap();

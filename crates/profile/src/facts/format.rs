@@ -91,14 +91,7 @@ pub struct Ns(pub u64);
 
 impl Display for Ns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ns = self.0;
-        let (value, unit) = match ns {
-            0..1_000 => return write!(f, "{ns} ns"),
-            1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
-            1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
-            _ => (ns as f64 / 1e9, "s"),
-        };
-        f.write_str(&three_digits(value, unit))
+        f.write_str(&three_digits(self.0, ["ns", "µs", "ms", "s"]))
     }
 }
 

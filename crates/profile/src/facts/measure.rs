@@ -162,7 +162,7 @@ measures! {
         { words: "more that may have been waiting for a CPU", is_minor: true };
     /// For how long the control group of the process was throttled while the span was open, as it had used up its CPU quota:
     /// of all threads and CPUs together, as `cpu.stat` has it. Not known to conditions. See [`Facts::throttling_unknown`].
-    Throttled = "throttled" Nanoseconds [] |facts| facts.starved.throttled.0.ok(),
+    Throttled = "throttled" Nanoseconds [] |facts| facts.starved.throttled.ok(),
         { words: "of throttling", titled_from: Some(10), said_from: Some(0), least: |_| MILLISECOND };
     /// Page faults that read from disk. For how long is unknown: the kernel says it only to the privileged. Condition:
     /// `major_faults>10`.

@@ -63,23 +63,19 @@ pub fn name_with_fields<'a>(
     name + end
 }
 
-/// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.
-#[derive(Clone, Copy, Debug)]
-pub struct Throttled(pub Result<u64, ThrottlingUnknown>);
-
-impl Default for Throttled {
-    fn default() -> Self {
-        Self(Err(ThrottlingUnknown::NOT_READ))
-    }
-}
-
 /// What kept a span from a CPU. Until its profile is made, it is unknown.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Starved {
-    /// By the quota of its control group.
-    pub throttled: Throttled,
+    /// For how long the control group of the process was throttled, in nanoseconds, or why that is unknown.
+    pub throttled: Result<u64, ThrottlingUnknown>,
     /// Who ran while it waited for a CPU, in words, if that was long.
     pub rivals: Option<String>,
+}
+
+impl Default for Starved {
+    fn default() -> Self {
+        Self { throttled: Err(ThrottlingUnknown::NOT_READ), rivals: None }
+    }
 }
 
 /// Everything that is known of a kept span. Texts are redacted.
@@ -133,7 +129,7 @@ impl Facts {
 
     /// Why [`Measure::Throttled`] is unknown, in words; `None` if it is known.
     pub fn throttling_unknown(&self) -> Option<&'static str> {
-        self.starved.throttled.0.err().map(|ThrottlingUnknown(words)| words)
+        self.starved.throttled.err().map(|ThrottlingUnknown(words)| words)
     }
 
     /// When it was created; `None` if unknown.

@@ -26,19 +26,20 @@ pub enum Reason {
     Forced,
 }
 
-/// The reasons without a measure, but for a failure.
-const OTHERS: &[Reason] = &[
-    Reason::Percentile,
-    Reason::Always,
-    Reason::OneIn,
-    Reason::Hung,
-    Reason::Open,
-    Reason::Forced,
+/// The reasons without a measure, each with its counter.
+const OTHERS: [(Reason, &str); 7] = [
+    (Reason::Error, "spans.kept_for_error"),
+    (Reason::Percentile, "spans.kept_for_percentile"),
+    (Reason::Always, "spans.kept_for_always"),
+    (Reason::OneIn, "spans.kept_for_one_in"),
+    (Reason::Hung, "spans.kept_for_hung"),
+    (Reason::Open, "spans.kept_for_open"),
+    (Reason::Forced, "spans.kept_for_forced"),
 ];
 
 impl Reason {
     /// The number of reasons, and of measures, for which there may be none.
-    pub const COUNT: usize = Measure::ALL.len() + 1 + OTHERS.len();
+    pub const COUNT: usize = Measure::ALL.len() + OTHERS.len();
 
     /// All reasons, in order: how long it took, whether it failed, where its time went, and others.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -49,7 +50,8 @@ impl Reason {
             };
             Measure::ALL.iter().copied().filter(is_one).map(Self::Above)
         };
-        judged(true).chain([Self::Error]).chain(judged(false)).chain(OTHERS.iter().copied())
+        let [error, others @ ..] = OTHERS.map(|(reason, _)| reason);
+        judged(true).chain([error]).chain(judged(false)).chain(others)
     }
 
     /// The name under which the reason is exported, such as `latency`, `error` or `on_cpu`.
@@ -58,35 +60,22 @@ impl Reason {
     }
 
     /// The name of the counter of spans that were kept for it.
-    pub const fn counter(self) -> &'static str {
+    pub fn counter(self) -> &'static str {
         match self {
             Self::Above(measure) => measure.row().counter,
-            Self::Error => "spans.kept_for_error",
-            Self::Percentile => "spans.kept_for_percentile",
-            Self::Always => "spans.kept_for_always",
-            Self::OneIn => "spans.kept_for_one_in",
-            Self::Hung => "spans.kept_for_hung",
-            Self::Open => "spans.kept_for_open",
-            Self::Forced => "spans.kept_for_forced",
+            other => OTHERS.iter().find(|(of, _)| *of == other).map_or("", |(_, counter)| *counter),
         }
     }
 
     /// The number of the reason among all reasons.
-    pub const fn number(self) -> usize {
-        let other = match self {
-            Self::Above(measure) => return measure as usize,
-            Self::Error => 0,
-            Self::Percentile => 1,
-            Self::Always => 2,
-            Self::OneIn => 3,
-            Self::Hung => 4,
-            Self::Open => 5,
-            Self::Forced => 6,
-        };
-        Measure::ALL.len() + other
+    pub fn number(self) -> usize {
+        match self {
+            Self::Above(measure) => measure as usize,
+            other => Measure::ALL.len() + OTHERS.iter().take_while(|(of, _)| *of != other).count(),
+        }
     }
 
-    const fn bit(self) -> u64 {
+    fn bit(self) -> u64 {
         1 << self.number()
     }
 }
@@ -99,7 +88,7 @@ const _: () = assert!(Reason::COUNT <= 64);
 
 impl Reasons {
     /// Whether the set contains that reason.
-    pub const fn contains(self, reason: Reason) -> bool {
+    pub fn contains(self, reason: Reason) -> bool {
         self.0 & reason.bit() != 0
     }
 
@@ -133,13 +122,8 @@ impl FromIterator<Reason> for Reasons {
 
 impl fmt::Display for Reasons {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, reason) in self.iter().enumerate() {
-            if i > 0 {
-                f.write_str("|")?;
-            }
-            f.write_str(reason.as_str())?;
-        }
-        Ok(())
+        let names: Vec<_> = self.iter().map(Reason::as_str).collect();
+        f.write_str(&names.join("|"))
     }
 }
 

@@ -54,64 +54,48 @@ pub struct TimeBreakdown {
     pub is_cpu_time_unknown: bool,
 }
 
+macro_rules! durations {
+    ($($(#[doc = $doc:literal])+ $name:ident = $ns:ident;)+) => {
+        $(
+            $(#[doc = $doc])+
+            pub fn $name(&self) -> Duration {
+                Duration::from_nanos(self.$ns)
+            }
+        )+
+    };
+}
+
 impl TimeBreakdown {
-    /// From the span's creation to its close.
-    pub fn wall(&self) -> Duration {
-        Duration::from_nanos(self.wall_ns)
-    }
-
-    /// Time in which threads ran on a CPU inside the span, including child spans on the same thread.
-    pub fn on_cpu(&self) -> Duration {
-        Duration::from_nanos(self.on_cpu_ns)
-    }
-
-    /// The possible error of `on_cpu` and `off_cpu`.
-    pub fn on_cpu_error(&self) -> Duration {
-        Duration::from_nanos(self.on_cpu_error_ns)
-    }
-
-    /// `on_cpu` plus the on-CPU time of descendants on other threads, with which the samples of a profile compare.
-    pub fn subtree_on_cpu(&self) -> Duration {
-        Duration::from_nanos(self.subtree_on_cpu_ns)
-    }
-
-    /// Time in which the span was entered while its thread did not run (blocked or preempted).
-    pub fn off_cpu(&self) -> Duration {
-        Duration::from_nanos(self.off_cpu_ns)
-    }
-
-    /// Time in which the span was open and not entered (awaiting).
-    pub fn idle(&self) -> Duration {
-        Duration::from_nanos(self.idle_ns)
-    }
-
-    /// Time in which the span was entered while its thread was in other spans above it on its stack that are not
-    /// inside it, as when a thread of `rayon` that waits for a part of one request runs parts of others. That time
-    /// belongs to the other spans.
-    pub fn other_spans(&self) -> Duration {
-        Duration::from_nanos(self.other_spans_ns)
-    }
-
-    /// The part of `idle` in which its future awaited something and had not been woken. Known of futures that
-    /// are polled through `Profiled`, but for less than 50 µs each time their innermost span changes.
-    pub fn awaiting(&self) -> Duration {
-        Duration::from_nanos(self.await_ns)
-    }
-
-    /// The part of `idle` in which its future had been woken and not been polled yet, or had not been polled for the first
-    /// time. Known as [`awaiting`](Self::awaiting) is. Of several futures in the span, both are sums, and together at most `idle`.
-    pub fn scheduling_delay(&self) -> Duration {
-        Duration::from_nanos(self.delay_ns)
+    durations! {
+        /// From the span's creation to its close.
+        wall = wall_ns;
+        /// Time in which threads ran on a CPU inside the span, including child spans on the same thread.
+        on_cpu = on_cpu_ns;
+        /// The possible error of `on_cpu` and `off_cpu`.
+        on_cpu_error = on_cpu_error_ns;
+        /// `on_cpu` plus the on-CPU time of descendants on other threads, with which the samples of a profile compare.
+        subtree_on_cpu = subtree_on_cpu_ns;
+        /// Time in which the span was entered while its thread did not run (blocked or preempted).
+        off_cpu = off_cpu_ns;
+        /// Time in which the span was open and not entered (awaiting).
+        idle = idle_ns;
+        /// Time in which the span was entered while its thread was in other spans above it on its stack that are not
+        /// inside it, as when a thread of `rayon` that waits for a part of one request runs parts of others. That time
+        /// belongs to the other spans.
+        other_spans = other_spans_ns;
+        /// The part of `idle` in which its future awaited something and had not been woken. Known of futures that
+        /// are polled through `Profiled`, but for less than 50 µs each time their innermost span changes.
+        awaiting = await_ns;
+        /// The part of `idle` in which its future had been woken and not been polled yet, or had not been polled for the first
+        /// time. Known as [`awaiting`](Self::awaiting) is. Of several futures in the span, both are sums, and together at most `idle`.
+        scheduling_delay = delay_ns;
+        /// The last part of `idle`, from the last exit to the close: a child was open, or a handle to it existed.
+        after_last_exit = after_last_exit_ns;
     }
 
     /// The part of `idle` that wrapped futures explain.
     pub fn explained_idle_ns(&self) -> u64 {
         self.await_ns + self.delay_ns
-    }
-
-    /// The last part of `idle`, from the last exit to the close: a child was open, or a handle to it existed.
-    pub fn after_last_exit(&self) -> Duration {
-        Duration::from_nanos(self.after_last_exit_ns)
     }
 
     /// The account with its CPU times marked as unknown.

@@ -32,11 +32,8 @@ impl fmt::Display for Value {
             Self::Double(number) => write!(f, "{number}"),
             Self::Bool(truth) => write!(f, "{truth}"),
             Self::Array(values) => {
-                f.write_str("[")?;
-                for (number, value) in values.iter().enumerate() {
-                    write!(f, "{}{value}", if number == 0 { "" } else { ", " })?;
-                }
-                f.write_str("]")
+                let values: Vec<_> = values.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", values.join(", "))
             }
         }
     }

@@ -84,15 +84,6 @@ fn before_error(profile: &Profile) -> Option<String> {
     places.all(|other| other == place).then_some(place)
 }
 
-/// Where an await or a scheduling delay was, in one line; empty if its stack is unknown.
-#[cfg(feature = "firefox")]
-pub(crate) fn await_place(profile: &Profile, sample: &super::Sample) -> String {
-    let ids = || profile.location_ids(sample.stack);
-    let (place, awaited) = (profile.own_place(ids()), profile.awaited(ids()));
-    let at = if place.is_empty() || awaited.is_empty() { "" } else { " at " };
-    format!("{place}{at}{awaited}")
-}
-
 fn delayed_by(profile: &Profile) -> Option<String> {
     let mut spans: HashMap<Option<&String>, u64> = HashMap::new();
     for sample in profile.of_kind(SampleKind::Delay) {

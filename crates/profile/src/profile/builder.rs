@@ -2,10 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{
-    Attribute, FrameKind, Function, Line, Link, LinkId, Location, Point, Profile, ProfileId,
-    SampleKind, Value,
-};
+use super::{Attribute, FrameKind, Link, LinkId, Point, Profile, ProfileId, SampleKind, Value};
 use crate::facts::format::nanoseconds as ns;
 
 /// Builds a profile by hand, to test an `Exporter`. The id, title and notes are fields that can be
@@ -73,18 +70,8 @@ impl ProfileBuilder {
             let span = Link::named(*span, link);
             link = Some(profile.add_link(span));
         }
-        let locations = functions.iter().map(|function| {
-            let function = profile.add_function(Function::named(function));
-            let lines = vec![Line { function, line: 0, column: 0 }];
-            profile.add_location(Location {
-                mapping: None,
-                address: 0,
-                kind: FrameKind::Rust,
-                lines,
-                is_inferred: false,
-            })
-        });
-        let locations = locations.collect();
+        let functions = functions.iter();
+        let locations = functions.map(|name| profile.add_named(FrameKind::Rust, name)).collect();
         let stack = profile.add_stack(locations);
         let time_unix_ns = profile.start_unix_ns.saturating_add(ns(at));
         profile.add_sample(

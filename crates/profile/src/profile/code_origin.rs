@@ -111,7 +111,9 @@ impl OwnCode {
         if is_of_std(file) {
             return CodeOrigin::Std;
         }
-        if !file.is_empty() && is_of_dependency(file) && !self.has_package_of(file) {
+        // The program's own packages may look like those of dependencies.
+        let has_own_package = || package_of(file).is_some_and(|of| self.packages.contains(of));
+        if !file.is_empty() && is_of_dependency(file) && !has_own_package() {
             // A macro's code has the name of a function that uses it.
             let of = crate_of_file(file).or_else(|| by_name.map(str::to_owned));
             return of.and_then(|of| origin_of_crate(&of)).unwrap_or(CodeOrigin::Dependency);
@@ -130,11 +132,6 @@ impl OwnCode {
         let is_own = !file.is_empty() || self.crates.is_empty();
         let unknown = if is_own { CodeOrigin::Own } else { CodeOrigin::Dependency };
         origin_of_crate(of).unwrap_or(unknown)
-    }
-
-    /// Whether a source file is known to be the program's own, although it may look like that of a dependency.
-    fn has_package_of(&self, file: &str) -> bool {
-        package_of(file).is_some_and(|of| self.packages.contains(of))
     }
 }
 

@@ -35,9 +35,8 @@ pub struct SlowerIn {
 
 impl Compared {
     /// Which of the kept spans it is.
-    pub(crate) fn find<'a>(&self, spans: &'a [Facts]) -> Option<(usize, &'a Facts)> {
-        let is_it = |(_, facts): &(usize, &Facts)| !facts.is_open && facts.name() == self.span;
-        spans.iter().enumerate().find(is_it)
+    pub(crate) fn find(&self, spans: &[Facts]) -> Option<usize> {
+        spans.iter().position(|facts| is_kept(facts, &self.span))
     }
 
     /// What it says in short.
@@ -71,7 +70,7 @@ impl ComparedSummary {
 
     /// Whether it is that of a kept span.
     pub fn is_of(&self, facts: &Facts) -> bool {
-        !facts.is_open && facts.name() == self.span
+        is_kept(facts, &self.span)
     }
 
     /// The factor with two digits.
@@ -79,6 +78,10 @@ impl ComparedSummary {
         let times = self.times_typical?;
         Some(if times < 9.95 { (times * 10.0).round() / 10.0 } else { times.round() })
     }
+}
+
+fn is_kept(facts: &Facts, name: &str) -> bool {
+    !facts.is_open && facts.name() == name
 }
 
 #[cfg(test)]

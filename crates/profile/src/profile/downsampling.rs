@@ -49,7 +49,6 @@ pub struct Selection {
 struct KindSelection {
     downsampling: Downsampling,
     left: usize,
-    /// The links of samples so far.
     linked: HashSet<(TraceId, SpanId)>,
 }
 

@@ -114,7 +114,6 @@ impl ThreadDump {
         Self { threads, stacks: Box::new(stacks), ..self }
     }
 
-    /// The stacks of all threads.
     #[cfg(feature = "pprof")]
     pub(crate) fn stacks(&self) -> &Profile {
         &self.stacks
@@ -127,7 +126,6 @@ impl ThreadDump {
         self.threads.iter().filter_map(move |thread| Some((thread, samples.get(&thread.tid)?.1)))
     }
 
-    /// The threads in groups with the same stack.
     fn by_stack(&self) -> Vec<Vec<&DumpedThread>> {
         let mut groups: Vec<Vec<&DumpedThread>> = Vec::new();
         let mut places: HashMap<&[String], usize> = HashMap::new();
@@ -153,16 +151,16 @@ fn by_thread(stacks: &Profile) -> HashMap<u32, (&str, &Sample)> {
 
 impl fmt::Display for ThreadDump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} threads", self.threads.len() + self.left_out)?;
+        let counted = |counts: &[(&str, usize)]| -> Vec<_> {
+            let counts = counts.iter().filter(|(_, count)| *count > 0);
+            counts.map(|(what, count)| format!("{count} {what}")).collect()
+        };
         let count = |activity| self.threads.iter().filter(|it| it.activity == activity).count();
         let counts = ThreadActivity::ALL.map(|activity| (activity.as_str(), count(activity)));
         let left_out = ("left out for lack of time", self.left_out);
-        let mut separator = ": ";
-        for (what, count) in counts.into_iter().chain([left_out]).filter(|(_, count)| *count > 0) {
-            write!(f, "{separator}{count} {what}")?;
-            separator = ", ";
-        }
-        writeln!(f)?;
+        let parts = counted(&[counts.as_slice(), &[left_out]].concat());
+        let colon = if parts.is_empty() { "" } else { ": " };
+        writeln!(f, "{} threads{colon}{}", self.threads.len() + self.left_out, parts.join(", "))?;
         self.deadlocks.iter().try_for_each(|deadlock| writeln!(f, "{deadlock}"))?;
         for threads in self.by_stack() {
             writeln!(f)?;
@@ -170,9 +168,8 @@ impl fmt::Display for ThreadDump {
             threads.first().map_or(Ok(()), |thread| thread.write_stack(f))?;
         }
         // The last line says where else to search.
-        let others = [(self.idle_spans, "open spans"), (self.awaiting, "awaiting futures")];
-        let others = others.into_iter().filter(|(count, _)| *count > 0);
-        let others: Vec<_> = others.map(|(count, what)| format!("{count} {what}")).collect();
+        let others =
+            counted(&[("open spans", self.idle_spans), ("awaiting futures", self.awaiting)]);
         if others.is_empty() {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::leaf::{Leaf, LeafId};
 use super::model::{Line, Location, LocationId, Profile};
-use super::sample::{Sample, StackId};
+use super::sample::StackId;
 
 /// What happens to the weight of a sample.
 #[derive(Debug)]
@@ -14,7 +14,6 @@ pub enum Placed {
     WithOthers(u64),
 }
 
-/// The frame of weight without a stack.
 const OTHERS: &str = "[other stacks]";
 
 /// Adds the weights of another profile's samples by stack: without times, threads, spans and addresses, which differ
@@ -49,11 +48,6 @@ pub fn add_stacks(to: &mut Profile, other: &Profile, mut place: impl FnMut(u64) 
         };
         to.add_weight(sample.kind, place, weight);
     }
-}
-
-/// What each sample has.
-pub fn stack_weights(profile: &Profile) -> Vec<u64> {
-    profile.samples().iter().map(Sample::total).collect()
 }
 
 fn copy_location(

@@ -15,7 +15,6 @@ mod leaf;
 #[doc(hidden)]
 mod merge;
 mod model;
-mod names;
 mod rebuild;
 mod resource;
 mod sample;
@@ -25,10 +24,10 @@ mod table;
 mod waits;
 
 pub use crate::ids::ProfileId;
+#[doc(hidden)]
+pub use crate::text::{LONGEST_NAME, capped};
 pub use attribute::{Attribute, Value};
 pub(crate) use awaits::SAMPLED_AWAIT_NS;
-#[cfg(feature = "firefox")]
-pub(crate) use awaits::await_place;
 pub use awaits::{Awaits, BEFORE_ERROR};
 pub use builder::ProfileBuilder;
 pub(crate) use code_origin::CodeOrigin;
@@ -39,12 +38,11 @@ pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub(crate) use hotspot::OwnRow;
 pub use hotspot::{FunctionShare, Hotspot, Hotspots};
 pub use leaf::{Leaf, LeafId, LeafMark, LockHolder};
-pub use merge::{Placed, add_stacks, stack_weights};
+pub use merge::{Placed, add_stacks};
 pub use model::{
     Compared, FrameKind, Function, FunctionId, Line, Location, LocationId, Mapping, MappingId,
     Profile,
 };
-pub use names::{LONGEST_NAME, capped};
 pub use rebuild::{SourceLine, Symbolized, Symbols};
 pub use resource::Resource;
 pub use sample::{Point, ProfileScope, Sample, SampleKind, StackId};

@@ -7,8 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::attribute::Attribute;
 use super::builder::ProfileBuilder;
 use super::code_origin::CodeOrigin;
-use super::leaf::LeafMark;
-use super::leaf::{Leaf, LeafId};
+use super::leaf::{Leaf, LeafId, LeafMark};
 use super::rebuild::SourceLine;
 use super::sample::{Point, ProfileScope, Sample, SampleKind, StackId};
 use super::sample_list::SampleList;
@@ -270,8 +269,12 @@ impl Profile {
 
     /// Adds a frame that is not code but a note.
     pub fn add_remark(&mut self, remark: &str) -> LocationId {
-        let function = self.add_function(Function::named(remark));
-        let (kind, lines) = (FrameKind::Remark, vec![Line { function, line: 0, column: 0 }]);
+        self.add_named(FrameKind::Remark, remark)
+    }
+
+    pub(super) fn add_named(&mut self, kind: FrameKind, name: &str) -> LocationId {
+        let function = self.add_function(Function::named(name));
+        let lines = vec![Line { function, line: 0, column: 0 }];
         self.add_location(Location { mapping: None, address: 0, kind, lines, is_inferred: false })
     }
 
@@ -552,9 +555,8 @@ impl Profile {
 
     /// The names of a link's spans, with the outermost first.
     pub fn span_path(&self, link: Option<LinkId>) -> Vec<&str> {
-        let links = std::iter::successors(link.and_then(|id| self.link(id)), |link| {
-            link.parent.and_then(|id| self.link(id))
-        });
+        let around = |link: &&Link| self.link(link.parent?);
+        let links = std::iter::successors(link.and_then(|id| self.link(id)), around);
         let mut path: Vec<_> = links.map(|link| link.span.as_str()).collect();
         path.reverse();
         path

@@ -13,10 +13,10 @@ use super::leaf::{Leaf, LeafId, LeafMark, LockHolder};
 use super::model::{
     FrameKind, Function, FunctionId, Line, Location, LocationId, MappingId, Profile,
 };
-use super::names::capped;
 use super::sample::{Point, Sample, SampleKind, StackId};
 use super::spans::{Link, LinkId, ProfiledThread, ThreadId};
 use crate::redact::Redaction;
+use crate::text::capped;
 
 /// A source of symbols.
 pub trait Symbols {
@@ -127,7 +127,6 @@ impl Profile {
             mappings: HashMap::new(),
             locations: HashMap::new(),
             stacks: HashMap::new(),
-            leaves: HashMap::new(),
             links: HashMap::new(),
             threads: HashMap::new(),
         };
@@ -148,19 +147,22 @@ impl Profile {
         }
         rebuilding.classify();
         let mut shortened = 0;
-        for (sample, point) in points {
+        for points in points.chunk_by(|(one, _), (next, _)| std::ptr::eq(*one, *next)) {
+            let Some((sample, _)) = points.first() else { continue };
             let shown = rebuilding.stack(sample.stack, sample.kind);
             let leaf = rebuilding.leaf(sample.leaf, &shown);
             let link = sample.link.and_then(|link| rebuilding.link(link));
-            let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
-            for (number, stack) in shown.stacks.iter().enumerate() {
-                let weight = shown.share(point.weight, number);
-                let point = Point { thread, weight, ..point };
-                rebuilding.to.add_sample_at(sample.kind, (*stack, leaf), link, point);
-            }
-            shortened += usize::from(shown.is_short);
-            if rebuilding.to.bytes() > most_bytes {
-                return None;
+            for (_, point) in points {
+                let thread = point.thread.and_then(|thread| rebuilding.thread(thread));
+                for (number, stack) in shown.stacks.iter().enumerate() {
+                    let weight = shown.share(point.weight, number);
+                    let point = Point { thread, weight, ..*point };
+                    rebuilding.to.add_sample_at(sample.kind, (*stack, leaf), link, point);
+                }
+                shortened += usize::from(shown.is_short);
+                if rebuilding.to.bytes() > most_bytes {
+                    return None;
+                }
             }
         }
         Some(Symbolized { profile: rebuilding.to, downsampled, shortened })
@@ -226,13 +228,11 @@ struct Rebuilding<'a> {
     mappings: HashMap<MappingId, MappingId>,
     locations: HashMap<LocationId, LocationId>,
     stacks: HashMap<(StackId, SampleKind), Rc<ShownStacks>>,
-    leaves: HashMap<(LeafId, usize, bool, [String; 2]), LeafId>,
     links: HashMap<LinkId, LinkId>,
     threads: HashMap<ThreadId, ThreadId>,
 }
 
 impl Rebuilding<'_> {
-    /// Finds out whose code each function is, by its original name.
     fn classify(&mut self) {
         let program = self.from.first_mapping().and_then(|id| self.from.mapping(id));
         let own = OwnCode::of(self.functions.keys(), &self.from.spans, program);
@@ -437,11 +437,6 @@ impl Rebuilding<'_> {
     }
 
     fn leaf(&mut self, id: LeafId, shown: &ShownStacks) -> LeafId {
-        let texts = [&shown.others, &shown.elsewhere].map(String::clone);
-        let key = (id, shown.hidden, shown.is_shared, texts);
-        if let Some(known) = self.leaves.get(&key) {
-            return *known;
-        }
         let leaf = match self.from.leaf(id) {
             Some(Leaf::Delayed { behind: Some(span) }) => {
                 Leaf::Delayed { behind: Some(self.span_name(span)) }
@@ -451,14 +446,12 @@ impl Rebuilding<'_> {
                 // Who woke it may have done so in another span than that which left the thread.
                 let span = span.as_ref().filter(|_| *woke || at.is_none());
                 let span = span.map(|span| self.span_name(span));
-                match (at, span) {
-                    // A connection, too, is woken in a span: that of the request which opened it.
-                    (_, _) if *woke && !shown.is_shared => Leaf::Awaiting,
-                    (None, None) => Leaf::Awaiting,
-                    (at, span) => {
-                        let (woke, at) = (*woke || at.is_some(), at.cloned().unwrap_or_default());
-                        Leaf::AwaitingUntil { span, woke, at }
-                    }
+                // A connection, too, is woken in a span: that of the request which opened it.
+                if *woke && !shown.is_shared || at.is_none() && span.is_none() {
+                    Leaf::Awaiting
+                } else {
+                    let (woke, at) = (*woke || at.is_some(), at.cloned().unwrap_or_default());
+                    Leaf::AwaitingUntil { span, woke, at }
                 }
             }
             Some(Leaf::AwaitingOneOf { count, .. }) => {
@@ -478,9 +471,7 @@ impl Rebuilding<'_> {
             Some(leaf) => leaf.clone(),
             None => Leaf::Ran,
         };
-        let place = self.to.add_leaf(leaf);
-        self.leaves.insert(key, place);
-        place
+        self.to.add_leaf(leaf)
     }
 
     fn span_name(&self, name: &str) -> String {

@@ -15,7 +15,6 @@ handle! {
 }
 
 impl StackId {
-    /// The empty stack.
     pub(super) const EMPTY: Self = Self(u32::MAX);
 }
 
@@ -44,8 +43,6 @@ pub enum SampleKind {
 }
 
 impl SampleKind {
-    /// What time was spent in.
-    pub(crate) const TIMES: [Self; 4] = [Self::OnCpu, Self::OffCpu, Self::Await, Self::Delay];
     pub(crate) const ALL: [Self; 8] = [
         Self::OnCpu,
         Self::OffCpu,
@@ -58,7 +55,7 @@ impl SampleKind {
     ];
 
     pub(crate) fn is_time(self) -> bool {
-        Self::TIMES.contains(&self)
+        matches!(self, Self::OnCpu | Self::OffCpu | Self::Await | Self::Delay)
     }
 
     /// The name and the unit of its values in pprof and OTLP.

@@ -9,7 +9,6 @@ use super::spans::LinkId;
 /// What all points of a sample have in common.
 type SamplePlace = (StackId, LeafId, Option<LinkId>, SampleKind);
 
-/// Samples, one for each place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampleList {
     samples: Vec<Sample>,
@@ -58,7 +57,6 @@ impl SampleList {
         self.samples.retain(|sample| sample.kind == kind);
     }
 
-    /// The approximate memory that they take.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

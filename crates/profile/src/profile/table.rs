@@ -11,7 +11,6 @@ pub(crate) trait TableId: Copy {
     fn number(self) -> u32;
 }
 
-/// Declares the type of an index.
 macro_rules! handle {
     ($(#[doc = $doc:literal])+ $name:ident) => {
         $(#[doc = $doc])+
@@ -62,7 +61,6 @@ impl<H: TableId, T: Hash + Eq> Table<H, T> {
         self.values.get_index(handle.number() as usize)
     }
 
-    /// The approximate memory use.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

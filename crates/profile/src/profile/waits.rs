@@ -176,12 +176,24 @@ impl Profile {
         }
     }
 
-    /// In which function a thread waited; `None` if nothing is known of the wait but its length.
+    /// Where a wait, an await or a scheduling delay was, in one line; `None` of other samples, and if nothing is known of
+    /// a wait but its length.
     #[cfg(feature = "firefox")]
-    pub(crate) fn wait_place(&self, sample: &Sample) -> Option<String> {
-        self.blocked_in(sample)?;
-        let place = self.own_place(self.location_ids(sample.stack));
-        Some(if place.is_empty() { UNKNOWN.to_owned() } else { place })
+    pub(crate) fn place_of(&self, sample: &Sample) -> Option<String> {
+        let ids = || self.location_ids(sample.stack);
+        match sample.kind {
+            SampleKind::OffCpu => {
+                self.blocked_in(sample)?;
+                let place = self.own_place(ids());
+                Some(if place.is_empty() { UNKNOWN.to_owned() } else { place })
+            }
+            SampleKind::Await | SampleKind::Delay => {
+                let (place, awaited) = (self.own_place(ids()), self.awaited(ids()));
+                let at = if place.is_empty() || awaited.is_empty() { "" } else { " at " };
+                Some(format!("{place}{at}{awaited}"))
+            }
+            _ => None,
+        }
     }
 
     /// Where a sample was taken in the program's own code: the innermost own function, or what comes next to that, with its
@@ -279,7 +291,6 @@ impl Profile {
         }
     }
 
-    /// What a future on a stack awaits.
     pub(super) fn awaited(&self, ids: impl Iterator<Item = LocationId>) -> String {
         awaits::awaited(&self.code_of(ids))
     }
@@ -312,7 +323,6 @@ impl Profile {
 /// Code in no file that is no further apart was generated together.
 const NEAR: u64 = 64 << 10;
 
-/// A function in the source code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct SourceFunction<'a> {
     pub(super) name: &'a str,

@@ -58,9 +58,10 @@ pub struct InvalidPattern {
 
 /// Compiles the pattern that begins there in a text.
 fn compiled(text: &str, at: usize, pattern: &str) -> Result<Regex, InvalidPattern> {
-    let text = || text.to_owned();
-    let wrong = |problem| InvalidPattern { text: text(), at, problem };
-    Regex::new(pattern).map_err(|problem| wrong(problem.to_string()))
+    Regex::new(pattern).map_err(|problem| {
+        let (text, problem) = (text.to_owned(), problem.to_string());
+        InvalidPattern { text, at, problem }
+    })
 }
 
 impl fmt::Display for InvalidPattern {
@@ -72,7 +73,6 @@ impl fmt::Display for InvalidPattern {
 
 impl std::error::Error for InvalidPattern {}
 
-/// Replaces hidden text.
 const HIDDEN: &str = "[redacted]";
 /// Separates patterns in a variable.
 const SEPARATOR: u8 = b';';
@@ -117,10 +117,6 @@ impl Redaction {
         Self { full_paths: set.reduce(|one, other| one && other), ..self }
     }
 
-    fn has_full_paths(&self) -> bool {
-        self.full_paths == Some(true)
-    }
-
     /// Adds the patterns of a variable, separated by `;`.
     pub fn hide_all(mut self, text: &str) -> Result<Self, InvalidPattern> {
         for (at, pattern) in split(text) {
@@ -140,7 +136,7 @@ impl Redaction {
     }
 
     fn path<'a>(&self, path: &'a str, shorten: fn(&str) -> Cow<'_, str>) -> Cow<'a, str> {
-        if self.has_full_paths() {
+        if self.full_paths == Some(true) {
             return self.apply(path);
         }
         let mut name = Cow::Borrowed(path);

@@ -76,7 +76,6 @@ fn link_of(span: &Facts, profile: &Profile) -> i64 {
     link.map_or(-1, |(id, _)| id.number().into())
 }
 
-/// A kept span of a report.
 fn kept_row(span: &Facts, profile: &Profile) -> Json {
     let measures = Measure::ALL.iter().filter_map(|of| Some((of.name(), span.get(*of)?)));
     let split = span.split();
@@ -107,7 +106,6 @@ fn kept_row(span: &Facts, profile: &Profile) -> Json {
     joined(row, measures.collect())
 }
 
-/// The spans of one name inside a kept one.
 fn child_row(of: &ChildTotals) -> Json {
     json!({
         "name": of.name.as_deref().unwrap_or_default(),
@@ -159,23 +157,14 @@ where
     for<'a> &'a R: IntoIterator<Item = &'a [i64; N]>,
 {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let column = |number: usize| -> Vec<_> {
+            (&self.rows).into_iter().filter_map(|row| row.get(number)).collect()
+        };
         let columns = self.names.iter().enumerate();
-        to.collect_map(columns.map(|(number, name)| (name, Column(&self.rows, number))))
+        to.collect_map(columns.map(|(number, name)| (name, column(number))))
     }
 }
 
-struct Column<'a, R>(&'a R, usize);
-
-impl<'a, R, const N: usize> Serialize for Column<'a, R>
-where
-    &'a R: IntoIterator<Item = &'a [i64; N]>,
-{
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.0.into_iter().filter_map(|row| row.get(self.1)))
-    }
-}
-
-/// All of a report.
 #[derive(Serialize)]
 pub(super) struct ReportTables<'a> {
     #[serde(flatten)]

@@ -6,19 +6,16 @@ mod summary;
 
 use std::fmt::Write as _;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
-
 use super::brief::Brief;
 use super::markdown;
 use crate::profile::{Profile, Resource};
+use crate::text::{disturbs, gzip_json};
 
 pub use summary::KeptSummary;
 pub(super) use summary::{child, split_ms};
 
 /// The part of the scripts that writes numbers and times, for other pages.
 pub const TEXTS_SCRIPT: &str = include_str!("texts.js");
-/// The style, markup and script of every report.
 const STYLE: &str = include_str!("report.css");
 const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
@@ -71,16 +68,14 @@ impl HtmlContext {
 ///
 /// The data is compressed JSON in the page.
 pub fn html(profile: &Profile, context: &HtmlContext) -> String {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    // Writing to memory does not fail.
-    _ = serde_json::to_writer(&mut gzip, &data::ReportTables::of(profile, context));
-    let data = base64(&gzip.finish().unwrap_or_default());
+    let data = base64(&gzip_json(&data::ReportTables::of(profile, context)));
     let brief = Brief::of(profile);
     let mut page = String::with_capacity(data.len() + 128 * 1024);
     _ = write!(
         page,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; \
+         style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; form-action 'none'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
          <script type=\"application/json\" id=\"summary\">{}</script>\n\
@@ -89,21 +84,12 @@ pub fn html(profile: &Profile, context: &HtmlContext) -> String {
          <noscript><p>Without JavaScript, this report is a summary.</p><pre>{}</pre></noscript>\n{BODY}\n\
          <script type=\"text/plain\" id=\"data\">{data}</script>\n\
          <script>{SCRIPT}</script>\n</body>\n</html>\n",
-        policy(),
         html_text(&profile.title),
         summary::of(profile),
         summary::brief(&brief),
         html_text(&markdown::shortened(&brief)),
     );
     page
-}
-
-/// The content security policy of a report. It allows exactly the script and the style of the page.
-fn policy() -> String {
-    format!(
-        "default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; \
-         form-action 'none'"
-    )
 }
 
 /// Text of an element.
@@ -115,7 +101,7 @@ fn html_text(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '\n' => escaped.push('\n'),
-            _ if crate::text::disturbs(character) => escaped.push('\u{fffd}'),
+            _ if disturbs(character) => escaped.push('\u{fffd}'),
             _ => escaped.push(character),
         }
     }

@@ -6,8 +6,8 @@ use std::time::UNIX_EPOCH;
 use serde_json::{Value, json};
 
 use crate::encode::brief::{Brief, facts_of};
-use crate::encode::json::{joined, known, text_of};
-use crate::encode::{json_summary, markdown};
+use crate::encode::json::{joined, known, summary_of, text_of};
+use crate::encode::markdown;
 use crate::facts::{ChildTotals, Facts, Measure, Unit};
 use crate::profile::{ComparedSummary, Hotspots, Profile};
 use crate::text::{ms, rfc3339};
@@ -43,7 +43,7 @@ pub(super) fn of(profile: &Profile) -> String {
 
 /// The profile in 2 KiB for programs and people, as a JSON object of two texts.
 pub(super) fn brief(brief: &Brief<'_>) -> String {
-    let (markdown, json) = (markdown::shortened(brief), json_summary::shortened(brief));
+    let (markdown, json) = (markdown::shortened(brief), summary_of(brief));
     text_of(&json!({ "markdown": markdown, "json": json }))
 }
 
@@ -55,7 +55,7 @@ impl KeptSummary<'_> {
 
     /// As [`json_summary`](crate::encode::json_summary), without what only the profile says.
     pub fn to_json_summary(&self) -> String {
-        json_summary::shortened(&Brief::of_kept(self))
+        summary_of(&Brief::of_kept(self))
     }
 
     pub fn to_json(&self) -> Value {
