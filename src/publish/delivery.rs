@@ -28,7 +28,7 @@ use crate::redact::Redaction;
 use crate::references::References;
 use crate::span::ignore_this_thread;
 use crate::stats::Counters;
-use crate::sys::{Files, FilesGuard};
+use crate::sys::{self, Files, FilesGuard};
 
 /// The pause before a retry while a caller waits in a flush, at first and at most.
 const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
@@ -72,6 +72,7 @@ pub(crate) struct PublishState {
 }
 
 impl Delivery {
+    /// Starts the thread of a remote.
     pub(super) fn new(
         shared: PublishState,
         mut exporter: FilesGuard<Box<dyn Exporter>>,
@@ -99,22 +100,20 @@ impl Delivery {
         if let Some(problem) = problem {
             delivery.fail(None, problem, OutageCause::Fails);
         }
+        if let Some(remote) = delivery.exporter.remote() {
+            let (sender, answers) = channel::unbounded();
+            let answer = Box::new(move |answer| _ = sender.send(answer));
+            let started = remote.start(answer, ignore_this_thread);
+            delivery.answers = answers;
+            if let Err(error) = started {
+                delivery.break_down(format!("no thread to send profiles: {error}"));
+            }
+        }
         delivery
     }
 
-    pub(super) fn start(&mut self) {
-        let Some(remote) = self.exporter.remote() else { return };
-        let (sender, answers) = channel::unbounded();
-        let started =
-            remote.start(Box::new(move |answer| _ = sender.send(answer)), ignore_this_thread);
-        self.answers = answers;
-        if let Err(error) = started {
-            self.break_down(format!("no thread to send profiles: {error}"));
-        }
-    }
-
     /// Whether the program has closed files that the exporter keeps using.
-    pub(super) fn has_lost_exporter(&self) -> bool {
+    fn has_lost_exporter(&self) -> bool {
         !self.files.still_owned() && self.exporter.keeps_files()
     }
 
@@ -139,6 +138,10 @@ impl Delivery {
     }
 
     pub(super) fn deliver(&mut self, held: Box<HeldProfile>) {
+        sys::read_filters();
+        if self.has_lost_exporter() {
+            return self.lose(held.report);
+        }
         // Process pending answers first.
         while let Ok(answer) = self.answers.try_recv() {
             self.note_answer(Ok(answer));
@@ -191,30 +194,21 @@ impl Delivery {
             }
         }
         let has_fallback = self.exporter.remote().is_some_and(|it| it.fallback().is_some());
-        let accepts =
-            self.problem().is_none() || has_fallback && !self.outbox.has(Outgoing::is_whole);
+        let holds = self.outbox.queue.iter().any(Outgoing::is_whole);
+        let accepts = self.problem().is_none() || has_fallback && !holds;
         self.shared.health.accepts.store(accepts, Ordering::Relaxed);
     }
 
     /// Gives a profile to the exporter. Returns whether it may accept others.
     fn hand_over(&mut self, held: Box<HeldProfile>) -> bool {
+        let is_of_process = held.report.spans.is_empty();
         // An exporter is foreign code and may panic.
         let exported = catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since)));
-        let (problem, is_alone) = match &exported {
-            Ok(Ok(_)) => (String::new(), false),
-            Ok(Err(error)) => (error.to_string(), error.is::<Unexportable>()),
-            Err(_) => ("the exporter panicked".to_owned(), false),
-        };
-        match exported {
+        let (problem, is_alone, has_panicked) = match exported {
             // It says nothing of those of kept spans: they are elsewhere.
-            Ok(Ok(_)) if held.report.spans.is_empty() => self.has_logged_process = false,
-            _ if held.report.spans.is_empty() => {
-                let message = format!(
-                    "a continuous profile could not be exported: {problem} (logged once until it works again)"
-                );
-                let fails = LogEvent::failure(LogKind::ExportFails, message, problem);
-                log_once(&self.shared.reporter, &mut self.has_logged_process, fails);
-                self.lose(held.report);
+            Ok(Ok(_)) if is_of_process => {
+                self.has_logged_process = false;
+                return true;
             }
             Ok(Ok(files)) => {
                 self.has_logged_failure = false;
@@ -224,32 +218,38 @@ impl Delivery {
                 Counters::add(&self.shared.counters.profiles.exported, 1);
                 let profile = Some(held.profile.id);
                 self.shared.reporter.report(Kept { profile, files, ..held.report });
+                return true;
             }
-            _ if is_alone => {
-                let message = format!("a profile is lost: {problem} (logged once)");
-                let lost = LogEvent::failure(LogKind::ProfileLost, message, problem);
-                log_once(&self.shared.reporter, &mut self.has_logged_loss, lost);
-                self.lose(held.report);
-            }
-            _ => {
-                let message = format!(
-                    "a profile could not be exported: {problem} (logged once until it works again; until then \
-                     spans are kept without profiles, and the program is not affected)"
-                );
-                let fails = LogEvent::failure(LogKind::ExportFails, message, problem.clone());
-                log_once(&self.shared.reporter, &mut self.has_logged_failure, fails);
-                match exported {
-                    // To the back: if this profile is at fault, others get their turn.
-                    Ok(_) => self.outbox.add(Outgoing::whole(held)),
-                    Err(_) => self.lose(held.report),
-                }
-                if !self.is_remote {
-                    self.fail(None, problem, OutageCause::Fails);
-                }
-                return false;
-            }
+            Ok(Err(error)) => (error.to_string(), error.is::<Unexportable>(), false),
+            Err(_) => ("the exporter panicked".to_owned(), false, true),
+        };
+        let (kind, is_logged, message) = if is_of_process {
+            let what = "a continuous profile could not be exported";
+            let message = format!("{what}: {problem} (logged once until it works again)");
+            (LogKind::ExportFails, &mut self.has_logged_process, message)
+        } else if is_alone {
+            let message = format!("a profile is lost: {problem} (logged once)");
+            (LogKind::ProfileLost, &mut self.has_logged_loss, message)
+        } else {
+            let message = format!(
+                "a profile could not be exported: {problem} (logged once until it works again; until then \
+                 spans are kept without profiles, and the program is not affected)"
+            );
+            (LogKind::ExportFails, &mut self.has_logged_failure, message)
+        };
+        if !std::mem::replace(is_logged, true) {
+            self.shared.reporter.log(LogEvent::failure(kind, message, problem.clone()));
         }
-        true
+        let says_nothing_of_others = is_of_process || is_alone;
+        match says_nothing_of_others || has_panicked {
+            true => self.lose(held.report),
+            // To the back: if this profile is at fault, others get their turn.
+            false => self.outbox.add(Outgoing::whole(held)),
+        }
+        if !says_nothing_of_others && !self.is_remote {
+            self.fail(None, problem, OutageCause::Fails);
+        }
+        says_nothing_of_others
     }
 
     /// Exports a profile. For a remote, it is added to the outbox, or written to the fallback directory.
@@ -274,7 +274,7 @@ impl Delivery {
         let files = fallback.store(profile, Some(message))?;
         let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
         if let Some(path) = encoded.filter(|_| !is_ended) {
-            self.outbox.add_stored(outgoing(Content::Stored(path.clone())));
+            self.outbox.add(outgoing(Content::Stored(path.clone())));
         }
         self.count(DeliveryOutcome::Stored, is_of_process);
         Ok(files)
@@ -575,12 +575,6 @@ impl Delivery {
     }
 }
 
-fn log_once(reporter: &Reporter, is_logged: &mut bool, event: LogEvent) {
-    if !std::mem::replace(is_logged, true) {
-        reporter.log(event);
-    }
-}
-
 fn refuses(problem: String) -> LogEvent {
     let message = format!("refuses profiles: {problem}");
     LogEvent::failure(LogKind::ReceiverRefuses, message, problem)
@@ -691,9 +685,7 @@ mod tests {
         let files = Arc::clone(Poller::new().unwrap().files());
         let exporter: Box<dyn Exporter> = Box::new(exporter);
         let exporter = FilesGuard::new(exporter, &files);
-        let mut delivery = Delivery::new(shared(), exporter, files, None);
-        delivery.start();
-        delivery
+        Delivery::new(shared(), exporter, files, None)
     }
 
     fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {

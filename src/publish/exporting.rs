@@ -33,7 +33,6 @@ pub(super) struct ExportThread {
 
 impl ExportThread {
     pub(super) fn run(mut self) {
-        self.delivery.start();
         self.history.begin(SystemTime::now());
         self.log();
         loop {
@@ -50,13 +49,7 @@ impl ExportThread {
                 recv(due) -> _ => None,
             };
             match job {
-                Some(ExportJob::Deliver(held)) => {
-                    crate::sys::read_filters();
-                    match self.delivery.has_lost_exporter() {
-                        true => self.delivery.lose(held.report),
-                        false => self.delivery.deliver(held),
-                    }
-                }
+                Some(ExportJob::Deliver(held)) => self.delivery.deliver(held),
                 Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
                     let flushed = self.delivery.flush(deadline);

@@ -54,14 +54,8 @@ impl Recent {
             no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {
                 spans: vec![first.clone()],
-                profile: kept.profile,
-                samples: kept.samples,
-                hotspots: kept.hotspots.clone(),
-                coverage: kept.coverage,
-                waits: kept.waits.clone(),
-                awaits: kept.awaits.clone(),
                 compared: kept.compared.as_ref().map(ComparedSummary::without_rows),
-                files: kept.files.clone(),
+                ..kept.clone()
             },
         };
         let mut recent = self.last.lock();
