@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -12,12 +11,12 @@ use crate::drain::Why;
 use crate::engine::Engine;
 use crate::intake::{Intake, SampledClocks};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{MappingId, Profile, ProfileId};
+use crate::profile::ProfileId;
+use crate::publish::UnnamedProfile;
 use crate::report;
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::stats::Counters;
 use crate::threads::Threads;
-use crate::unwind::Module;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContinuousSettings {
@@ -43,9 +42,6 @@ impl ContinuousSettings {
     pub(crate) const USUAL_RATE: u32 = 49;
     pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
 }
-
-/// A profile without symbols, and the modules that symbolization needs.
-pub(super) type ProcessProfile = (Box<Profile>, HashMap<MappingId, Arc<Module>>);
 
 /// Makes a profile of the process after each interval, while that is wanted.
 pub(crate) struct ContinuousProfiler {
@@ -113,7 +109,7 @@ impl ContinuousProfiler {
         (ended, rate): (ProfileWindow, u32),
         engine: &Engine,
         intake: &mut Intake,
-    ) -> Option<ProcessProfile> {
+    ) -> Option<UnnamedProfile> {
         let cpu_ns = ended.used_cpu_ns();
         // The next one begins where this one ends.
         let now = ProfileWindow::begin(intake, self.interval);
@@ -142,9 +138,8 @@ impl ContinuousProfiler {
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let id = ProfileId::random().unwrap_or(ProfileId::NONE);
         let during = ended.began_ns..now.began_ns;
-        let (profile, modules) =
-            inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
+        let profile = inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);
-        Some((Box::new(profile), modules))
+        Some(profile.into())
     }
 }

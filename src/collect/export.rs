@@ -1,6 +1,6 @@
 //! Makes profiles and sends them to the threads that publish.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,8 +13,8 @@ use crate::facts::Throttled;
 use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
-use crate::profile::{MappingId, Profile, ProfileId};
-use crate::publish::{Asked, Job, MemoryBudget, Reply};
+use crate::profile::{Profile, ProfileId};
+use crate::publish::{Asked, Job, MemoryBudget, Reply, UnnamedProfile};
 use crate::references::{ClosedReference, MAX_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
@@ -22,7 +22,6 @@ use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
 use crate::sys;
 use crate::text::escaped;
-use crate::unwind::Module;
 
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
@@ -41,18 +40,13 @@ impl ProfileOutput {
     }
 
     /// Sends a profile of the process, unless the one before is still on its way, as when the exporter hangs.
-    pub(super) fn send_process(
-        &self,
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        counters: &Counters,
-    ) {
+    pub(super) fn send_process(&self, unnamed: UnnamedProfile, counters: &Counters) {
         if !self.room_of_process.is_free() {
             return Counters::add(&counters.continuous.dropped_export_failed, 1);
         }
         let mut room = self.room_of_process.take();
-        room.shrink(profile.bytes());
-        self.send(Job::Export { profile, modules, kept: Vec::new(), room, reservation: None });
+        room.shrink(unnamed.profile.bytes());
+        self.send(Job::Export { unnamed, kept: Vec::new(), room, reservation: None });
     }
 
     pub(super) fn send(&self, job: Job) {
@@ -72,7 +66,8 @@ impl ProfileOutput {
         let weights =
             weights.map(|(stack, weights)| (heap.stacks().frames(stack), (None, None), weights));
         let inputs = ProfileInputs::new(callsites, store, &intake.reader.unwinder);
-        let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
+        let mut unnamed = UnnamedProfile::from(inputs.profile_of_stacks(id, weights));
+        let profile = &mut unnamed.profile;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
         profile.name = "heap".to_owned();
@@ -80,8 +75,7 @@ impl ProfileOutput {
             HeapPart::All => "What is in use, and all that was allocated".to_owned(),
             HeapPart::Growth => "What has grown since the last request".to_owned(),
         };
-        let asked = Asked::Profile(reply);
-        self.send(Job::Reply { profile: Box::new(profile), modules, asked });
+        self.send(Job::Reply { unnamed, asked: Asked::Profile(reply) });
     }
 }
 
@@ -122,10 +116,10 @@ impl Collector {
         }
         let own = profile.threads().map(|(_, thread)| thread.tid).collect();
         self.set_rivals(&mut group.kept, &own);
-        let profile = Box::new(profile);
         room.shrink(profile.bytes());
         let ProfileGroup { kept, reservation, .. } = group;
-        self.output.send(Job::Export { profile, modules, kept, room, reservation });
+        let unnamed = UnnamedProfile::from((profile, modules));
+        self.output.send(Job::Export { unnamed, kept, room, reservation });
     }
 
     /// Sets who ran while the outermost span waited for a CPU, beside its `own` threads.
@@ -162,8 +156,7 @@ impl Collector {
         let Some(span) = group.kept.pop() else { return };
         let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {
-            profile: Box::new(built.profile),
-            modules: built.modules,
+            unnamed: UnnamedProfile::from((built.profile, built.modules)),
             reference: Box::new(ClosedReference { span, spent_ns, ..reference }),
             now_ns: self.intake.now_ns(),
             on_way,

@@ -91,8 +91,8 @@ impl RunningProfile {
         let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
         let cpu_ns = self.used_cpu_ns.filter(|_| notes.is_none());
         let (during, shown) = (self.window.began_ns..end_ns, (cpu_ns, notes));
-        let (profile, modules) = inputs.profile_of_process(id, &samples, during, shown);
-        Some(Job::Reply { profile: Box::new(profile), modules, asked: Asked::Profile(reply) })
+        let unnamed = inputs.profile_of_process(id, &samples, during, shown).into();
+        Some(Job::Reply { unnamed, asked: Asked::Profile(reply) })
     }
 }
 

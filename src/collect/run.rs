@@ -239,9 +239,8 @@ impl Collector {
         let Self { engine, intake, process, continuous, output, .. } = self;
         let answer = answered.and_then(|profile| profile.finish(engine, intake));
         answer.into_iter().for_each(|answer| output.send(answer));
-        let profile = ended.and_then(|window| continuous.finish(window, engine, intake));
-        if let Some((profile, modules)) = profile {
-            output.send_process(profile, modules, &engine.counters);
+        if let Some(profile) = ended.and_then(|window| continuous.finish(window, engine, intake)) {
+            output.send_process(profile, &engine.counters);
         }
         let wants_roots = process.is_running() || continuous.is_running();
         engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);

@@ -20,7 +20,6 @@ use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver, Sender};
 
@@ -37,7 +36,7 @@ use crate::sys::{Files, FilesGuard};
 pub(crate) use delivery::PublishState;
 pub(crate) use ending::{ANSWERED_WITHIN, ShutdownResult};
 pub(crate) use job::{
-    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline,
+    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline, UnnamedProfile,
 };
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub(crate) use open_span::link_of;
@@ -93,19 +92,9 @@ impl PublisherParts {
             ExportThread { jobs: to_export, delivery, history, _delivers: delivers }.run();
         })?;
         spawn_ignored("profiling-symbols", move || {
-            let (symbolizer, symbolized, reported) = (None, Instant::now(), HashSet::new());
-            SymbolsThread {
-                shared,
-                jobs,
-                exports,
-                files,
-                symbols,
-                symbolizer,
-                symbolized,
-                reported,
-                recent: VecDeque::new(),
-            }
-            .run();
+            let (symbolizer, reported, recent) = (None, HashSet::new(), VecDeque::new());
+            SymbolsThread { shared, jobs, exports, files, symbols, symbolizer, reported, recent }
+                .run();
         })
     }
 }

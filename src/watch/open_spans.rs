@@ -65,8 +65,7 @@ pub(crate) fn list_open(
     });
     let inputs =
         ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-    let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
-    Job::Reply { profile: Box::new(stacks), modules, asked }
+    Job::Reply { unnamed: inputs.profile_of_stacks(ProfileId::NONE, stacks).into(), asked }
 }
 
 /// Where threads are blocked and futures await, by innermost span.

@@ -100,7 +100,7 @@ impl ThreadScan {
         });
         let inputs =
             ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-        let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
+        let unnamed = inputs.profile_of_stacks(ProfileId::NONE, stacks).into();
         let names = |tid: u32| {
             let thread = found.iter().map(|found| found.inspected.thread).find(|it| it.tid == tid);
             let name = thread.map(|thread| thread.name()).unwrap_or_default();
@@ -123,7 +123,7 @@ impl ThreadScan {
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });
-        Job::Reply { profile: Box::new(stacks), modules, asked: Asked::Threads(dump, reply) }
+        Job::Reply { unnamed, asked: Asked::Threads(dump, reply) }
     }
 }
 
