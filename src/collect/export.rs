@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
 
+use super::process::inputs;
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::budget::passed;
@@ -176,12 +177,10 @@ impl Collector {
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
-        let Intake { source, reader, sinks, .. } = &self.intake;
+        let source = &self.intake.source;
         let waiting =
             self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
-        let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, &reader.unwinder);
-        let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), source.periods().full_ns);
-        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
+        let inputs = inputs(&self.engine, &self.intake, source.periods().full_ns);
         for span in &mut group.kept {
             // The same in the profile and in what is reported.
             span.facts.start_unix_ns = inputs.unix_ns(span.opened_ns);

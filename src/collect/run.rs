@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::ProcessProfiler;
@@ -38,7 +37,6 @@ pub(crate) struct Collector {
     pub(crate) output: ProfileOutput,
     pub(crate) logged: Logged,
     pub(crate) process: ProcessProfiler,
-    pub(crate) continuous: ContinuousProfiler,
 }
 
 #[derive(Default)]
@@ -181,8 +179,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
-        let soonest = soonest.chain(self.process.until_next()).chain(self.continuous.until_end());
-        soonest.chain(engine.awaits.until_room()).min()
+        soonest.chain(self.process.until_next()).chain(engine.awaits.until_room()).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
@@ -196,13 +193,12 @@ impl Collector {
         let mut asked = self.take_commands();
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
-        let Self { engine, intake, threads, process, continuous, .. } = self;
-        let ended = continuous.check(engine, (threads, intake), asked.end.is_some());
-        let answered = process.check(asked.process.take(), (threads, intake));
+        let Self { engine, intake, threads, process, .. } = self;
+        let (request, is_last) = (asked.process.take(), asked.end.is_some());
+        let ended = process.check(engine, (threads, intake), request, is_last);
         threads.search_process(intake, true);
         // Local roots that close before the last samples are read are wanted, too.
-        let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
-        let wants_roots = is_running || continuous.is_running() || is_ending;
+        let wants_roots = process.is_running() || !ended.is_empty();
         engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
@@ -236,15 +232,12 @@ impl Collector {
         self.intake.sinks.note_spans();
         // Of these, all samples have been read.
         self.intake.sinks.set_root_fields(closed_roots);
-        let Self { engine, intake, process, continuous, output, .. } = self;
-        let answer = answered.and_then(|profile| profile.finish(engine, intake));
+        let Self { engine, intake, process, output, .. } = self;
+        let (answer, profile) = process.finish(ended, engine, intake);
         answer.into_iter().for_each(|answer| output.send(answer));
-        if let Some(profile) = ended.and_then(|window| continuous.finish(window, engine, intake)) {
-            output.send_process(profile, &engine.counters);
-        }
-        let wants_roots = process.is_running() || continuous.is_running();
-        engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
-        let event = continuous.event.take();
+        profile.into_iter().for_each(|it| output.send_process(it, &engine.counters));
+        engine.commands.process.wants_roots.store(process.is_running(), Ordering::Relaxed);
+        let event = process.event.take();
         self.log(event);
 
         self.intake.sinks.store.charge_refused();
