@@ -108,7 +108,8 @@ impl Collector {
         let (built, is_snapshot) = self.assemble(id, &mut group, room.most_bytes);
         let BuiltProfile { profile, modules, spans, downsampled, losses } = built;
         let samples = profile.sample_count();
-        let cut = self.logged.cut_stacks(&losses, samples, self.intake.settings.stack_bytes);
+        let cut = report::cut_stacks(&losses, samples, self.intake.settings.stack_bytes);
+        let cut = cut.filter(|line| self.logged.is_first(line.kind));
         self.log(cut);
         Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {

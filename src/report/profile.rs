@@ -356,31 +356,22 @@ pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
     })
 }
 
-/// The number of system calls that were reported because a seccomp filter kills the process at them.
-#[derive(Debug, Default)]
-pub(crate) struct ForbiddenCalls(usize);
-
-impl ForbiddenCalls {
-    /// The log event, if there are more than before.
-    pub(crate) fn event(&mut self) -> Option<LogEvent> {
-        let calls: Vec<_> = FilteredSyscall::forbidden().collect();
-        if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
-            return None;
-        }
-        let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
-        let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
-        let missing: Vec<_> = missing.into_iter().collect();
-        let message = format!(
-            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
-             let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
-            names.join(", "),
-            missing.join(", "),
-        );
-        Some(LogEvent {
-            value: Some(names.join(",")),
-            ..LogEvent::warning(LogKind::CallsForbidden, message)
-        })
+/// The log event of system calls at which a seccomp filter kills the process, if there are more than before.
+pub(crate) fn forbidden_calls(known: &mut usize) -> Option<LogEvent> {
+    let calls: Vec<_> = FilteredSyscall::forbidden().collect();
+    if std::mem::replace(known, calls.len()) >= calls.len() {
+        return None;
     }
+    let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
+    let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
+    let message = format!(
+        "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
+         let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+        names.join(", "),
+        missing.into_iter().collect::<Vec<_>>().join(", "),
+    );
+    let event = LogEvent::warning(LogKind::CallsForbidden, message);
+    Some(LogEvent { value: Some(names.join(",")), ..event })
 }
 
 /// What is missing without a system call.

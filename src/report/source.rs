@@ -7,12 +7,9 @@ const NO_STACKS: &str = "source none: kept spans have times but no stacks";
 
 /// Describes the source, its limits and how to lift them. The flag is true if it is less than was requested.
 pub(crate) fn source(sampler: &Sampler) -> (String, bool) {
-    let (mut line, mut is_less) = without_limits(sampler);
-    for missing in unreadable(sampler) {
-        line = format!("{line}; {missing}");
-        is_less = true;
-    }
-    (line, is_less)
+    let (line, is_less) = without_limits(sampler);
+    let all: Vec<_> = std::iter::once(line).chain(unreadable(sampler)).collect();
+    (all.join("; "), is_less || all.len() > 1)
 }
 
 fn without_limits(sampler: &Sampler) -> (String, bool) {
