@@ -26,7 +26,6 @@ use crate::text::escaped;
 
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
-    /// Memory for profiles that have not been exported yet.
     room: MemoryBudget,
     /// Memory for profiles of the process, which take nothing from those of kept spans.
     room_of_process: MemoryBudget,
@@ -92,14 +91,12 @@ impl Collector {
             if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
                 store.note(to, |pending| pending.ids = Some(ids));
             }
-        }
-        self.set_children(&mut group.kept);
-        for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
             span.facts.starved.throttled =
                 Throttled(self.watchdog.throttling.between(span.opened_ns, closed_ns));
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
+        self.set_children(&mut group.kept);
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;

@@ -45,7 +45,6 @@ impl ContinuousSettings {
     pub(crate) const OFF: Self = Self { rate: 0, interval: Duration::from_secs(60) };
 }
 
-/// The time that a profile of the process covers.
 #[derive(Clone, Copy)]
 struct ProfileWindow {
     until: Instant,
@@ -76,7 +75,6 @@ struct RunningProfile {
     window: ProfileWindow,
     /// The CPU time that the process has used in it, at its end.
     used_cpu_ns: Option<u64>,
-    /// If it shows wall time.
     wall: Option<WallScanner>,
 }
 
@@ -307,7 +305,6 @@ impl EndedProfiles {
     }
 }
 
-/// Where names and times of profiles come from.
 pub(super) fn inputs<'a>(
     engine: &'a Engine,
     intake: &'a Intake,
@@ -343,7 +340,6 @@ fn note_fields(engine: &Engine, samples: &mut ProcessSamples, roots: &[SpanInfo]
     }
 }
 
-/// What a profile of wall time says about its precision.
 fn notes_of(observations: WallObservations) -> Vec<String> {
     let WallObservations { scans, threads, visited, found, .. } = observations;
     let effective = observations.effective();

@@ -15,9 +15,7 @@ use crate::engine::{Command, Engine, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Profile, ThreadDump};
-use crate::publish::{FlushRequest, Job, OpenSpan, Reply, ShutdownDeadline};
-use crate::sinks::HeapPart;
+use crate::publish::{FlushRequest, Job, ShutdownDeadline};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -43,9 +41,7 @@ pub(crate) struct Collector {
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    open_spans: Vec<(Duration, Reply<Vec<OpenSpan>>)>,
-    heaps: Vec<(HeapPart, Reply<Profile>)>,
-    dumps: Vec<Reply<Option<ThreadDump>>>,
+    questions: Vec<Command>,
     process: Option<ProcessRequest>,
     everything: bool,
     end: Option<ShutdownDeadline>,
@@ -136,13 +132,18 @@ impl Collector {
         loop {
             let (asked, again) = self.do_round();
             let Self { engine, intake, threads, output, process, .. } = self;
-            for request in asked.open_spans {
-                output.send(list_open(engine, intake, threads, request));
+            for question in asked.questions {
+                match question {
+                    Command::FindOpen { older_than, reply } => {
+                        output.send(list_open(engine, intake, threads, (older_than, reply)));
+                    }
+                    Command::Heap(part, reply) => {
+                        output.send_heap(&engine.callsites, intake, (part, reply));
+                    }
+                    Command::DumpThreads(reply) => dumps.push_back(reply),
+                    _ => {}
+                }
             }
-            for request in asked.heaps {
-                output.send_heap(&engine.callsites, intake, request);
-            }
-            dumps.extend(asked.dumps);
             let next = || ThreadScan::begin(threads, dumps.pop_front()?);
             if let Some(mut begun) = scan.take().or_else(next) {
                 match begun.step(engine, intake, threads) {
@@ -278,11 +279,6 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { older_than, reply } => {
-                    asked.open_spans.push((older_than, reply))
-                }
-                Command::Heap(part, reply) => asked.heaps.push((part, reply)),
-                Command::DumpThreads(reply) => asked.dumps.push(reply),
                 // A caller asks for one at a time, unless it has given up waiting for the one before.
                 Command::ProfileProcess(request) => asked.process = Some(request),
                 Command::Flush(waiting) => {
@@ -296,6 +292,7 @@ impl Collector {
                     let last = ShutdownDeadline::until(deadline);
                     asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
+                question => asked.questions.push(question),
             }
         }
         asked

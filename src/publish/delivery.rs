@@ -37,7 +37,6 @@ const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
 const MAX_AGE: Duration = Duration::from_secs(60 * 60);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
     pub(super) shared: PublishState,
     exporter: FilesGuard<Box<dyn Exporter>>,
@@ -59,7 +58,6 @@ pub(super) struct Delivery {
     owes_all_clear: bool,
 }
 
-/// What the threads that publish share.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishState {
     pub(crate) counters: Arc<Counters>,
@@ -72,7 +70,6 @@ pub(crate) struct PublishState {
 }
 
 impl Delivery {
-    /// Starts the thread of a remote.
     pub(super) fn new(
         shared: PublishState,
         mut exporter: FilesGuard<Box<dyn Exporter>>,
@@ -128,7 +125,6 @@ impl Delivery {
         away.map(|outage| outage.problem.clone()).or_else(|| self.outbox.is_full())
     }
 
-    /// When to try again, if there is anything to try.
     pub(super) fn next_attempt(&self) -> Option<Instant> {
         if self.outbox.sending.is_some() || self.has_lost_exporter() {
             return None;
@@ -142,7 +138,6 @@ impl Delivery {
         if self.has_lost_exporter() {
             return self.lose(held.report);
         }
-        // Process pending answers first.
         while let Ok(answer) = self.answers.try_recv() {
             self.note_answer(Ok(answer));
         }
@@ -170,7 +165,6 @@ impl Delivery {
         self.take_stock();
     }
 
-    /// Asks an exporter that has failed whether it would accept a profile.
     fn check(&mut self) {
         match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
             Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
@@ -391,7 +385,6 @@ impl Delivery {
         self.take_stock();
     }
 
-    /// The way of a profile ends.
     fn conclude(&mut self, outgoing: Outgoing, outcome: DeliveryOutcome) {
         let mut is_stored = false;
         match outgoing.content {
@@ -402,7 +395,6 @@ impl Delivery {
             Content::Encoded { .. } if outcome == DeliveryOutcome::Delivered => {}
             Content::Encoded { stem, message } => {
                 let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
-                // What is left of the profile.
                 let left = [(Format::Otlp.extension(), &message)];
                 is_stored = fallback.is_some_and(|it| it.write_files(&stem, &left).is_ok());
             }
@@ -532,7 +524,6 @@ impl Delivery {
         ended
     }
 
-    /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
         // Of a profile of the process, nothing is reported.
         if report.spans.is_empty() {

@@ -19,7 +19,6 @@ pub(super) enum ExportJob {
     Lose(Box<Kept>),
     /// Acknowledge once all earlier profiles are delivered.
     Done(FlushRequest),
-    /// Stop when all earlier profiles are delivered.
     Stop(ShutdownDeadline),
 }
 
@@ -73,7 +72,6 @@ impl ExportThread {
         self.history.events.drain(..).for_each(|event| self.delivery.shared.reporter.log(event));
     }
 
-    /// Delivers what can be delivered, and drops everything else.
     fn end(mut self, last: ShutdownDeadline) {
         let flushed = self.delivery.flush(last.deadline());
         self.history.flush(SystemTime::now());

@@ -35,10 +35,12 @@ pub(crate) enum Job {
         on_way: Arc<()>,
     },
     /// Symbolize a profile for a caller that waits for it.
-    Reply { unnamed: UnnamedProfile, asked: Asked },
+    Reply {
+        unnamed: UnnamedProfile,
+        asked: Asked,
+    },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
-    /// Stop when all earlier jobs are done.
     Stop(ShutdownDeadline),
 }
 
@@ -76,7 +78,6 @@ impl Asked {
 /// Why not everything was delivered, if so.
 pub(crate) type FlushResult = Result<(), FlushError>;
 
-/// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(crate) struct FlushRequest {
     pub(crate) done: Reply<FlushResult>,
@@ -119,11 +120,9 @@ impl ShutdownDeadline {
 #[derive(Debug, Default)]
 pub(crate) struct PendingReplies(Arc<()>);
 
-/// More callers than these are not answered.
 const MAX_PENDING: usize = 64;
 
 impl PendingReplies {
-    /// Begins a question, unless there are too many.
     pub(crate) fn ask<T>(&self) -> Option<(Reply<T>, Receiver<T>)> {
         let _uncounted = SuspendCounting::begin();
         let (reply, answer) = channel::bounded(1);
@@ -134,7 +133,6 @@ impl PendingReplies {
     }
 }
 
-/// A question until it is answered or dropped.
 #[derive(Debug)]
 pub(crate) struct Reply<T> {
     reply: Sender<T>,

@@ -18,9 +18,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause of a receiver that may refuse all profiles: each that it refuses is an id that leads nowhere.
 const DOUBT: Duration = Duration::from_secs(10);
-/// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
-/// How many profiles in the fallback directory are queued to be sent.
 const MAX_STORED: usize = 4096;
 
 #[derive(Debug)]
@@ -118,7 +116,6 @@ impl Outbox {
     }
 }
 
-/// The state since an attempt failed.
 pub(super) struct Outage {
     since: Instant,
     pub(super) until: Instant,
@@ -200,7 +197,6 @@ impl Outage {
     }
 }
 
-/// How the way of a profile ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeliveryOutcome {
     Delivered,

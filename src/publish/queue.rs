@@ -93,7 +93,6 @@ impl<T> Queue<T> {
         true
     }
 
-    /// What waits, without waiting for more.
     #[cfg(test)]
     pub(super) fn take_all(&self) -> Vec<T> {
         let mut state = self.lock();

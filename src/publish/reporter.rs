@@ -91,7 +91,6 @@ impl Reporter {
         self.log.wait(deadline) && has_returned
     }
 
-    /// Waits until everything that was logged before is written.
     pub(crate) fn wait_for_log(&self, deadline: Instant) {
         self.log.wait(deadline);
     }
@@ -150,14 +149,12 @@ impl Reporter {
         _ = catch_unwind(AssertUnwindSafe(|| sys::Forks::log_between(write)));
     }
 
-    /// What waits for the log.
     #[cfg(test)]
     pub(crate) fn take_log(&self) -> Vec<LogItem> {
         self.log.take_all()
     }
 }
 
-/// How many lines were dropped, and when that was last said.
 #[derive(Default)]
 struct LostLines {
     said: u64,

@@ -92,7 +92,6 @@ impl SymbolsThread {
         }
     }
 
-    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
         unnamed: UnnamedProfile,

@@ -365,7 +365,6 @@ fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
     Some(format!("{count} {waits} of {}, {why}: {share:.0} % of its time", Ns(mean_ns)))
 }
 
-/// What it allocated, if that is much.
 fn allocated(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let all = first.times().allocations.as_ref()?;
     let is_worth_saying = Allocated(all).is_much() || first.reasons().are_of_allocations();
@@ -478,7 +477,6 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     })
 }
 
-/// Why a span has no profile.
 pub(crate) fn without_profile(why: NoProfile, span: &KeptSpan) -> String {
     let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
         *span.times();

@@ -73,7 +73,6 @@ impl Deadlock {
         self.waits.iter().any(|wait| wait.tid == tid)
     }
 
-    /// In words. `name` describes a thread.
     pub(super) fn in_words(&self, name: impl Fn(u32) -> String) -> String {
         let is_inferred = self.waits.iter().any(|wait| wait.is_inferred);
         let inferred = if is_inferred { " (inferred)" } else { "" };

@@ -21,7 +21,6 @@ const MAX_BYTES: usize = 4 << 20;
 /// Rings are read after each step, so that none is full.
 const STEP: Duration = Duration::from_millis(5);
 
-/// A dump of all threads until it is complete.
 pub(crate) struct ThreadScan {
     left: VecDeque<u32>,
     found: Vec<FoundThread>,
@@ -30,7 +29,6 @@ pub(crate) struct ThreadScan {
     reply: Reply<Option<ThreadDump>>,
 }
 
-/// A thread at one moment, for the dump.
 struct FoundThread {
     thread: OsThread,
     /// `None` if there was no memory for it.
@@ -92,7 +90,6 @@ impl ThreadScan {
         self.left.is_empty() || self.begun.elapsed() >= LONGEST
     }
 
-    /// The dump, for symbolization.
     pub(crate) fn finish(self, engine: &Engine, intake: &Intake) -> Job {
         let Self { mut found, stacks: tree, reply, left, .. } = self;
         found.sort_by_key(|found| (found.shown.spans.is_empty(), found.thread.tid));

@@ -98,11 +98,8 @@ impl Throttling {
 
     /// Takes up another group, of which nothing is known yet.
     fn set(&mut self, group: Result<ControlGroup, ThrottlingUnknown>) {
-        let is_same = match (&group, &self.group) {
-            (Ok(now), Ok(before)) => now.is_same(before),
-            _ => false,
-        };
-        if !is_same {
+        let both = group.as_ref().ok().zip(self.group.as_ref().ok());
+        if !both.is_some_and(|(now, before)| now.is_same(before)) {
             self.readings.0.clear();
             self.group = group;
         }
@@ -140,12 +137,10 @@ impl Readings {
         to.throttled_ns.checked_sub(from.throttled_ns)
     }
 
-    /// The first reading that ends at that time or later.
     fn next(&self, time_ns: u64) -> usize {
         self.0.partition_point(|reading| reading.to_ns < time_ns)
     }
 
-    /// The reading of that time, or the nearest one.
     fn at(&self, time_ns: u64) -> Option<Unchanged> {
         let next = self.next(time_ns);
         let after = self.0.get(next).copied();

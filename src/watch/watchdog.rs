@@ -29,7 +29,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// How many open spans are kept in one check. Each takes a profile or a report.
 const MAX_AT_ONCE: usize = 64;
 
-/// What is known of open spans from one check to the next.
 pub(crate) struct Watchdog {
     pub(crate) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
@@ -92,7 +91,6 @@ impl CollectorStalls {
     }
 }
 
-/// The pause between checks, in multiples of the time that a check takes.
 const PAUSE_TIMES: u32 = 100;
 
 impl Watchdog {
@@ -125,7 +123,6 @@ impl Watchdog {
         self.note_present(now_ns, Duration::ZERO);
     }
 
-    /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
         let counted = self.own_schedstat.as_ref().and_then(|file| sys::Schedstat::read(file).ok());
         let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);

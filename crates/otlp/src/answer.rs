@@ -15,7 +15,6 @@ pub(crate) const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
 pub(crate) const MOST_SHOWN_CHARS: usize = 400;
 
-/// No answer was received.
 pub(crate) fn no_answer(problem: String) -> Answer {
     Answer::NotNow { after: None, problem }
 }
@@ -51,7 +50,6 @@ pub(crate) fn accepted(response: ExportProfilesServiceResponse) -> Answer {
     }
 }
 
-/// An error with all its sources.
 pub(crate) fn whole(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {

@@ -77,7 +77,6 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 
 /// The message in the body: that of a `google.rpc.Status`, or text.
 fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
-    /// The readable part of it.
     #[derive(Clone, PartialEq, Message)]
     struct Status {
         #[prost(string, tag = "2")]

@@ -27,7 +27,6 @@ use rustls::ClientConfig;
 #[cfg(not(feature = "tls"))]
 type ClientConfig = std::convert::Infallible;
 
-/// The `user-agent` of requests.
 const AGENT: &str = concat!("tracing-profiling/", env!("CARGO_PKG_VERSION"));
 
 /// A connection to the server: protobuf in a request of HTTP, or of gRPC, which differs in the headers, the frame of the
@@ -48,7 +47,6 @@ pub(crate) struct Transport {
 type Body = Full<Chain<Bytes, Bytes>>;
 
 impl Transport {
-    /// Does not connect yet.
     pub(crate) fn new(mut settings: Settings) -> Result<Self, InvalidSetting> {
         #[cfg(feature = "tls")]
         let tls = crate::tls::client_config(&settings)?;
