@@ -51,9 +51,9 @@ pub(super) struct Delivery {
     has_logged_loss: bool,
     /// The log says that the exporter accepts no profile, and it has accepted none since.
     has_logged_failure: bool,
-    /// The log says that the exporter accepts no profile of the process, and it has accepted none since.
+    /// Likewise for continuous profiles.
     has_logged_process: bool,
-    /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
+    /// When a problem of the receiver was last logged.
     warned: Option<Instant>,
     owes_all_clear: bool,
 }
@@ -149,8 +149,7 @@ impl Delivery {
         if self.has_lost_exporter() {
             return;
         }
-        let may_try = |outage: &Outage| outage.may_try(is_hurried);
-        let is_due = self.failing().is_none_or(may_try);
+        let is_due = self.failing().is_none_or(|outage| outage.may_try(is_hurried));
         if is_due && !self.is_remote && self.failing().is_some() {
             self.check();
         }
@@ -329,8 +328,7 @@ impl Delivery {
                     format!("takes no profiles at present: {problem} ({waiting} waiting)");
                 self.owes_all_clear |= self.warn(LogEvent {
                     count: u64::try_from(waiting).ok(),
-                    error: Some(problem.clone()),
-                    ..LogEvent::warning(LogKind::ReceiverAway, message)
+                    ..LogEvent::failure(LogKind::ReceiverAway, message, problem.clone())
                 });
                 self.fail(after, problem, OutageCause::Fails);
                 None
@@ -432,8 +430,8 @@ impl Delivery {
 
     fn break_down(&mut self, problem: String) {
         let message = format!("{problem}; profiles are not sent until the program restarts");
-        let event = LogEvent::warning(LogKind::SendingEnded, message);
-        self.shared.reporter.log(LogEvent { error: Some(problem.clone()), ..event });
+        let event = LogEvent::failure(LogKind::SendingEnded, message, problem.clone());
+        self.shared.reporter.log(event);
         self.answers = channel::never();
         if let Some(Some(outgoing)) = self.outbox.sending.take() {
             self.outbox.add(outgoing);
@@ -540,16 +538,13 @@ impl Delivery {
             && let Some(remote) = self.exporter.remote()
         {
             let endpoint = remote.endpoint().to_owned();
-            let event = LogEvent::info(
-                LogKind::ReceiverBack,
-                format!("profiles are sent to {endpoint} again"),
-            );
+            let message = format!("profiles are sent to {endpoint} again");
+            let event = LogEvent::info(LogKind::ReceiverBack, message);
             self.shared.reporter.log(LogEvent { endpoint: Some(endpoint), ..event });
         }
         if !message.is_empty() {
             let said = format!("took a profile and replied: {message}");
-            let event = LogEvent::warning(LogKind::ReceiverReplies, said);
-            self.warn(LogEvent { error: Some(message), ..event });
+            self.warn(LogEvent::failure(LogKind::ReceiverReplies, said, message));
         }
     }
 

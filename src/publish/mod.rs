@@ -24,7 +24,6 @@ use std::sync::Arc;
 use crossbeam::channel::{self, Receiver, Sender};
 
 use self::delivery::Delivery;
-use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
 use crate::export::Exporter;
 use crate::history::{HistorySettings, HourlyHistory};
@@ -88,8 +87,8 @@ impl PublisherParts {
         }
         let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
         spawn_ignored("profiling-export", move || {
-            let delivery = Delivery::new(of_export, exporter, own_files, problem);
-            ExportThread { jobs: to_export, delivery, history, _delivers: delivers }.run();
+            let _delivers = delivers;
+            Delivery::new(of_export, exporter, own_files, problem).run(&to_export, history);
         })?;
         spawn_ignored("profiling-symbols", move || {
             let (symbolizer, reported, recent) = (None, HashSet::new(), VecDeque::new());
