@@ -18,33 +18,25 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
         let where_it_can = "threads can be sampled only on Linux (x86-64 and aarch64)";
         return (format!("{NO_STACKS}; {where_it_can}"), true);
     }
-    let perf_refused = match &probed.perf {
-        Some(perf) => match perf.refused {
-            None => {
-                let kernel = match perf.sees_kernel() {
-                    true => "time in the kernel has kernel frames",
-                    false => {
-                        "time in the kernel is a single frame (kernel functions need CAP_PERFMON or \
-                         kernel.perf_event_paranoid=1)"
-                    }
-                };
-                return (format!("source perf: {rate}; {kernel}"), false);
-            }
-            Some(why) => why.to_string(),
-        },
-        None => "it was not requested".to_owned(),
-    };
-    let Some(timers) = &probed.timers else {
-        return match &probed.perf {
-            None => {
-                let line = "source none, as configured: kept spans have times but no stacks";
-                (line.to_owned(), false)
-            }
-            Some(_) => {
-                let otherwise = "or set TRACING_PROFILING_SOURCE=auto";
-                (format!("{NO_STACKS}; perf is not used: {perf_refused}; {otherwise}"), true)
+    if let Some(perf) = probed.perf.as_ref().filter(|perf| perf.refused.is_none()) {
+        let kernel = match perf.sees_kernel() {
+            true => "has kernel frames",
+            false => {
+                "is a single frame (kernel functions need CAP_PERFMON or kernel.perf_event_paranoid=1)"
             }
         };
+        return (format!("source perf: {rate}; time in the kernel {kernel}"), false);
+    }
+    let refused = probed.perf.as_ref().and_then(|perf| perf.refused).map(|why| why.to_string());
+    let perf_refused = refused.as_deref().unwrap_or("it was not requested");
+    let Some(timers) = &probed.timers else {
+        let line = match refused {
+            None => "source none, as configured: kept spans have times but no stacks".to_owned(),
+            Some(_) => format!(
+                "{NO_STACKS}; perf is not used: {perf_refused}; or set TRACING_PROFILING_SOURCE=auto"
+            ),
+        };
+        return (line, refused.is_some());
     };
     if let Some(why) = probed.timers_refused {
         let why = format!("timers are not used: {why}; perf is not used: {perf_refused}");
