@@ -7,7 +7,7 @@ use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{ProfileId, SampleKind};
-use crate::publish::{Asked, Job, OpenSpan, OpenState, Reply, link_of};
+use crate::publish::{Job, OpenSpan, OpenState, Reply, link_of, with_stacks};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{OpenSlot, RegistryId, SpanKey};
 use crate::threads::Threads;
@@ -57,7 +57,7 @@ pub(crate) fn list_open(
         let open = describe_open(engine, slot, shown.map(|(_, place)| place), now_ns);
         (open, shown.map(|(key, _)| *key))
     });
-    let asked = Asked::OpenSpans(spans.collect(), reply);
+    let spans = spans.collect();
     let stacks = places.iter().map(|(key, place)| {
         let is_blocked = place.state == OpenState::Entered;
         let kind = if is_blocked { SampleKind::OffCpu } else { SampleKind::Await };
@@ -65,7 +65,9 @@ pub(crate) fn list_open(
     });
     let inputs =
         ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-    Job::Reply { unnamed: inputs.profile_of_stacks(ProfileId::NONE, stacks).into(), asked }
+    let unnamed = inputs.profile_of_stacks(ProfileId::NONE, stacks).into();
+    let answer = Box::new(move |stacks| _ = reply.send(with_stacks(spans, &stacks)));
+    Job::Reply { unnamed, answer }
 }
 
 /// Where threads are blocked and futures await, by innermost span.
