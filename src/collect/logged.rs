@@ -79,13 +79,13 @@ impl Logged {
             && std::mem::replace(&mut self.checked_rules, generation) != generation
             && !Allocations::are_counted()
         {
-            let wanted = [
+            for (is_wanted, text) in [
                 (engine.callsites.judge_allocations(), report::NOT_COUNTED),
                 (engine.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
-            ];
-            let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
-            let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));
-            events.extend(warnings);
+            ] {
+                let warning = || LogEvent::warning(LogKind::NotCounted, text);
+                events.extend(is_wanted.then(warning));
+            }
         }
         let Counters { threads, spans, rules, .. } = &*engine.counters;
         let refused = [&threads.refused_signal_stack];

@@ -46,7 +46,7 @@ impl ContinuousSettings {
 }
 
 #[derive(Clone, Copy)]
-struct ProfileWindow {
+pub(super) struct ProfileWindow {
     until: Instant,
     /// When it began: `CLOCK_MONOTONIC_RAW` in nanoseconds.
     began_ns: u64,
@@ -70,7 +70,7 @@ impl ProfileWindow {
     }
 }
 
-struct RunningProfile {
+pub(super) struct RunningProfile {
     request: ProcessRequest,
     window: ProfileWindow,
     /// The CPU time that the process has used in it, at its end.
@@ -89,12 +89,6 @@ pub(crate) struct ProcessProfiler {
     pub(super) event: Option<LogEvent>,
 }
 
-/// The profiles that are over, of which this round reads the last samples.
-pub(super) struct EndedProfiles {
-    requested: Option<RunningProfile>,
-    continuous: Option<(ProfileWindow, u32)>,
-}
-
 impl RunningProfile {
     fn is_over(&self) -> bool {
         let is_over = match &self.wall {
@@ -105,7 +99,7 @@ impl RunningProfile {
     }
 
     /// The answer to the caller, if it waits.
-    fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
+    pub(super) fn finish(self, engine: &Engine, intake: &mut Intake) -> Option<Job> {
         if self.request.is_canceled() {
             *intake.sinks.requested() = None;
             return None;
@@ -177,19 +171,8 @@ impl ProcessProfiler {
         wall.until_next().is_zero() || wall.is_over()
     }
 
-    /// Begins what is asked for, and ends what is over.
-    pub(super) fn check(
-        &mut self,
-        engine: &Engine,
-        (threads, intake): (&mut Threads, &mut Intake),
-        asked: Option<ProcessRequest>,
-        is_last: bool,
-    ) -> EndedProfiles {
-        let continuous = self.check_continuous(engine, (threads, intake), is_last);
-        EndedProfiles { requested: self.check_requested((threads, intake), asked), continuous }
-    }
-
-    fn check_requested(
+    /// Begins the profile that is asked for, and returns the present one when it is time: this round reads its last samples.
+    pub(super) fn check_requested(
         &mut self,
         (threads, intake): (&mut Threads, &mut Intake),
         asked: Option<ProcessRequest>,
@@ -215,7 +198,8 @@ impl ProcessProfiler {
         Some(ended)
     }
 
-    fn check_continuous(
+    /// Does so for continuous profiles.
+    pub(super) fn check_continuous(
         &mut self,
         engine: &Engine,
         (threads, intake): (&mut Threads, &mut Intake),
@@ -252,18 +236,8 @@ impl ProcessProfiler {
         ended
     }
 
-    /// The profiles that are over, whose samples have been read.
-    pub(super) fn finish(
-        &mut self,
-        EndedProfiles { requested, continuous }: EndedProfiles,
-        engine: &Engine,
-        intake: &mut Intake,
-    ) -> (Option<Job>, Option<UnnamedProfile>) {
-        let answer = requested.and_then(|running| running.finish(engine, intake));
-        (answer, continuous.and_then(|it| self.finish_continuous(it, engine, intake)))
-    }
-
-    fn finish_continuous(
+    /// The continuous profile of a window that is over, whose samples have been read.
+    pub(super) fn finish_continuous(
         &mut self,
         (ended, rate): (ProfileWindow, u32),
         engine: &Engine,
@@ -296,12 +270,6 @@ impl ProcessProfiler {
         let profile = inputs.continuous_profile(id, &samples, during, cpu_ns, (heap, &allocated));
         Counters::add(&engine.counters.continuous.profiles, 1);
         Some(profile.into())
-    }
-}
-
-impl EndedProfiles {
-    pub(super) fn is_empty(&self) -> bool {
-        self.requested.is_none() && self.continuous.is_none()
     }
 }
 

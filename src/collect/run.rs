@@ -195,11 +195,11 @@ impl Collector {
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
         let Self { engine, intake, threads, process, .. } = self;
-        let (request, is_last) = (asked.process.take(), asked.end.is_some());
-        let ended = process.check(engine, (threads, intake), request, is_last);
+        let ended = process.check_continuous(engine, (threads, intake), asked.end.is_some());
+        let answered = process.check_requested((threads, intake), asked.process.take());
         threads.search_process(intake, true);
         // Local roots that close before the last samples are read are wanted, too.
-        let wants_roots = process.is_running() || !ended.is_empty();
+        let wants_roots = process.is_running() || answered.is_some() || ended.is_some();
         engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
@@ -234,8 +234,9 @@ impl Collector {
         // Of these, all samples have been read.
         self.intake.sinks.set_root_fields(closed_roots);
         let Self { engine, intake, process, output, .. } = self;
-        let (answer, profile) = process.finish(ended, engine, intake);
+        let answer = answered.and_then(|profile| profile.finish(engine, intake));
         answer.into_iter().for_each(|answer| output.send(answer));
+        let profile = ended.and_then(|it| process.finish_continuous(it, engine, intake));
         profile.into_iter().for_each(|it| output.send_process(it, &engine.counters));
         engine.commands.process.wants_roots.store(process.is_running(), Ordering::Relaxed);
         let event = process.event.take();

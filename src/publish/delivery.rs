@@ -99,7 +99,7 @@ impl Delivery {
         }
         if let Some(remote) = delivery.exporter.remote() {
             let (sender, answers) = channel::unbounded();
-            let answer = Box::new(move |answer| _ = sender.send(answer));
+            let answer = Box::new(move |answer: Answer| _ = sender.send(answer));
             let started = remote.start(answer, ignore_this_thread);
             delivery.answers = answers;
             if let Err(error) = started {

@@ -58,7 +58,7 @@ impl ThreadScan {
     pub(crate) fn step(&mut self, engine: &Engine, intake: &mut Intake, threads: &Threads) -> bool {
         sys::read_filters();
         let (sampled, until) = (threads.sampled.by_tid(), Instant::now() + STEP);
-        let mut inspected = Vec::new();
+        let mut inspected: Vec<InspectedThread> = Vec::new();
         while Instant::now() < until
             && let Some(tid) = self.left.pop_front()
         {
@@ -104,10 +104,8 @@ impl ThreadScan {
             ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
         let unnamed = inputs.profile_of_stacks(ProfileId::NONE, stacks).into();
         let names = |tid: u32| {
-            let found = found.iter().find(|found| found.thread.tid == tid);
-            let name = found.map(|found| found.thread.name()).unwrap_or_default();
-            let name = engine.names.redaction.redact_span(&name);
-            format!("`{}` (thread {tid})", escaped(&name))
+            let name = OsThread::of(tid).name();
+            format!("`{}` (thread {tid})", escaped(&engine.names.redaction.redact_span(&name)))
         };
         let deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
         let mut dump = ThreadDump::new(found.into_iter().map(|found| found.shown).collect());
