@@ -151,7 +151,11 @@ impl Delivery {
         }
         let is_due = self.failing().is_none_or(|outage| outage.may_try(is_hurried));
         if is_due && !self.is_remote && self.failing().is_some() {
-            self.check();
+            match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
+                Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
+                Ok(Err(error)) => self.fail(None, error.to_string(), OutageCause::Fails),
+                Err(_) => self.fail(None, "it cannot be checked".to_owned(), OutageCause::Fails),
+            }
         }
         while (self.is_remote || self.failing().is_none())
             && let Some(Outgoing { content: Content::Whole(held), .. }) =
@@ -162,14 +166,6 @@ impl Delivery {
             self.send_next();
         }
         self.take_stock();
-    }
-
-    fn check(&mut self) {
-        match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
-            Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
-            Ok(Err(error)) => self.fail(None, error.to_string(), OutageCause::Fails),
-            Err(_) => self.fail(None, "it cannot be checked".to_owned(), OutageCause::Fails),
-        }
     }
 
     /// Drops what is too old to be tried again, and those of the process, as the next one comes soon. No profiles are made

@@ -13,7 +13,11 @@ pub(crate) fn source(sampler: &Sampler) -> (String, bool) {
 }
 
 fn without_limits(sampler: &Sampler) -> (String, bool) {
-    let (probed, rate) = (sampler.probed(), rate(sampler.periods()));
+    let (probed, Periods { full_ns, low_ns }) = (sampler.probed(), sampler.periods());
+    let mut rate = format!("{:.0} samples per second of CPU time", per_second(full_ns));
+    if low_ns != full_ns {
+        rate = format!("{rate}, down to {:.0} for a busy thread", per_second(low_ns));
+    }
     if probed.refused() == Some(WhyRefused::OtherSystem) {
         let where_it_can = "threads can be sampled only on Linux (x86-64 and aarch64)";
         return (format!("{NO_STACKS}; {where_it_can}"), true);
@@ -42,15 +46,12 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
         let why = format!("timers are not used: {why}; perf is not used: {perf_refused}");
         return (format!("{NO_STACKS}; {why}"), true);
     }
-    let period_ns = sampler.periods().full_ns;
-    let rate = match timers.tick_ns() {
-        Some(tick_ns) if tick_ns > period_ns => format!(
-            "{:.0} samples per second of CPU time, the kernel's tick, instead of {:.0}",
-            per_second(tick_ns),
-            per_second(period_ns)
-        ),
-        _ => rate,
-    };
+    if let Some(tick_ns) = timers.tick_ns().filter(|tick_ns| *tick_ns > full_ns) {
+        let [tick, full] = [tick_ns, full_ns].map(per_second);
+        rate = format!(
+            "{tick:.0} samples per second of CPU time, the kernel's tick, instead of {full:.0}"
+        );
+    }
     // As gdb calls it.
     let signal = match timers.signal() {
         Ok(27) => "SIGPROF".to_owned(),
@@ -122,12 +123,4 @@ pub(crate) fn no_continuous(sampler: &Sampler) -> Option<String> {
 
 fn per_second(period_ns: u64) -> f64 {
     1e9 / period_ns.max(1) as f64
-}
-
-fn rate(Periods { full_ns, low_ns }: Periods) -> String {
-    let full = format!("{:.0} samples per second of CPU time", per_second(full_ns));
-    match low_ns == full_ns {
-        true => full,
-        false => format!("{full}, down to {:.0} for a busy thread", per_second(low_ns)),
-    }
 }

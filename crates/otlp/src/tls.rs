@@ -20,7 +20,13 @@ const MOST_BYTES: u64 = 1024 * 1024;
 
 /// The configuration for `https`. Other schemes need none, and no cryptography.
 pub(crate) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, InvalidSetting> {
-    let roots = settings.certificate.as_ref().map(trusted).transpose()?;
+    let mut roots = None;
+    if let Some(file) = &settings.certificate {
+        let trusted = roots.insert(RootCertStore::empty());
+        for certificate in certificates(file)? {
+            trusted.add(certificate).map_err(|error| wrong(file, error))?;
+        }
+    }
     let identity = match (&settings.client_certificate, &settings.client_key) {
         (None, None) => None,
         (Some(file), Some(key_file)) => {
@@ -88,14 +94,6 @@ fn config(
         config.alpn_protocols = vec![b"h2".to_vec()];
     }
     Ok(config)
-}
-
-fn trusted(file: &File) -> Result<RootCertStore, InvalidSetting> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots.add(certificate).map_err(|error| wrong(file, error))?;
-    }
-    Ok(roots)
 }
 
 /// All certificates in a file; there must be at least one.
