@@ -458,7 +458,11 @@ impl Delivery {
                 pause = (2 * pause).min(LAST_PAUSE_OF_FLUSH);
             }
             self.advance(is_hurried);
-            if has_asked && self.is_done() || now >= deadline {
+            // Profiles in the fallback directory are waited for only while the receiver answers.
+            let outage = self.failing();
+            let is_done = outage.is_some_and(|outage| outage.cause == OutageCause::Ended)
+                || self.outbox.all().all(|it| outage.is_some() && it.is_stored());
+            if has_asked && is_done || now >= deadline {
                 break;
             }
             let wake = self.next_attempt().map_or(hurries_at, |next| next.min(hurries_at));
@@ -479,14 +483,6 @@ impl Delivery {
             None if profiles > 0 => Err(FlushError::Timeout(FlushStage::Delivery { profiles })),
             _ => Ok(()),
         }
-    }
-
-    /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
-    /// answers.
-    fn is_done(&self) -> bool {
-        let outage = self.failing();
-        outage.is_some_and(|outage| outage.cause == OutageCause::Ended)
-            || self.outbox.all().all(|it| outage.is_some() && it.is_stored())
     }
 
     /// An error if profiles were lost since the last call.
