@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
+use super::wall_scan::STEP;
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
@@ -18,8 +19,6 @@ use crate::threads::{InspectedThread, Threads, inspect};
 const LONGEST: Duration = Duration::from_secs(5);
 /// The memory for stacks. Further threads have none.
 const MAX_BYTES: usize = 4 << 20;
-/// Rings are read after each step, so that none is full.
-const STEP: Duration = Duration::from_millis(5);
 
 pub(crate) struct ThreadScan {
     left: VecDeque<u32>,

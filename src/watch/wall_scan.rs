@@ -25,7 +25,7 @@ const MIN_VISITS: usize = 16;
 /// A scan ends early if it takes this many times as much as it was expected to.
 const MAX_OVER: u64 = 4;
 /// Rings are read after each step, so that none is full.
-const STEP: Duration = Duration::from_millis(5);
+pub(super) const STEP: Duration = Duration::from_millis(5);
 /// How long after the end the last scan may end, on a machine that is busy.
 const LATEST: Duration = Duration::from_secs(5);
 
