@@ -437,11 +437,8 @@ impl Delivery {
         self.fail(None, problem, OutageCause::Ended);
     }
 
-    /// Waits until all promised profiles are delivered, and retries failures until then.
-    ///
-    /// # Errors
-    ///
-    /// If not all were delivered, or some were lost since the last flush.
+    /// Waits until all promised profiles are delivered, and retries failures until then. An error if not all were, or some
+    /// were lost since the last flush.
     pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), FlushError> {
         if self.has_lost_exporter() {
             let problem = "the program has closed the files of the exporter";

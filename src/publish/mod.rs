@@ -63,11 +63,7 @@ pub(crate) struct PublisherParts {
 }
 
 impl PublisherParts {
-    /// Starts the threads. They end after [`Job::Stop`].
-    ///
-    /// # Errors
-    ///
-    /// If the system refuses to create a thread. Those that were started end.
+    /// Starts the threads. They end after [`Job::Stop`], or if the system refuses to create one of them.
     pub(crate) fn start(self) -> io::Result<()> {
         let reporter = Arc::clone(&self.shared.reporter);
         self.start_threads().inspect_err(|_| reporter.close())

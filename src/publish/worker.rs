@@ -98,7 +98,7 @@ impl SymbolsThread {
         kept: &[KeptSpan],
         (mut room, reservation): (MemoryReservation, Option<Reservation>),
     ) -> ExportJob {
-        crate::sys::read_filters();
+        sys::read_filters();
         let samples = unnamed.profile.sample_count();
         let mut report = Kept { samples, ..report::unexported(kept) };
         if !self.files.still_owned() {

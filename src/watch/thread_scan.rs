@@ -1,6 +1,6 @@
 //! Finds out where all threads of the process are, for a caller.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
@@ -47,8 +47,7 @@ impl ThreadScan {
         let sampled = threads.sampled.by_tid();
         let is_in_span =
             |tid: &u32| sampled.get(tid).is_some_and(|it| it.thread().span().is_some());
-        let in_spans: HashSet<u32> = tids.iter().copied().filter(|tid| is_in_span(tid)).collect();
-        tids.sort_by_key(|tid| !in_spans.contains(tid));
+        tids.sort_by_cached_key(|tid| !is_in_span(tid));
         let (left, found, stacks) = (tids.into(), Vec::new(), StackTree::default());
         Some(Self { left, found, stacks, begun: Instant::now(), reply })
     }
