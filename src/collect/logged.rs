@@ -88,11 +88,15 @@ impl Logged {
             }
         }
         let Counters { threads, spans, rules, .. } = &*engine.counters;
-        let refused = [&threads.refused_signal_stack];
+        let refused = threads.refused_signal_stack.load(Ordering::Relaxed);
+        // It counts attempts, not threads.
+        if refused > 0 && self.is_first(LogKind::SignalStackSmall) {
+            let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
+            events.push(LogEvent::warning(kind, text));
+        }
         let too_deep = [&spans.declined_too_deep, &spans.ancestors_left_out];
         let shared = [&rules.percentiles_shared];
         for (kind, counted, text) in [
-            (LogKind::SignalStackSmall, &refused[..], report::SMALL_SIGNAL_STACK),
             (LogKind::TooDeep, &too_deep[..], report::TOO_DEEP),
             (LogKind::PercentilesShared, &shared[..], report::PERCENTILES_SHARED),
         ] {

@@ -22,7 +22,7 @@ pub(super) enum ExportJob {
 }
 
 impl Delivery {
-    /// Runs until all is delivered. This thread writes the history, too, since a file system can block it already.
+    /// Runs until [`ExportJob::Stop`]. This thread writes the history, too, since a file system can block it already.
     pub(super) fn run(mut self, jobs: &Receiver<ExportJob>, mut history: HourlyHistory) {
         history.begin(SystemTime::now());
         loop {

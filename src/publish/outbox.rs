@@ -18,6 +18,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause of a receiver that may refuse all profiles: each that it refuses is an id that leads nowhere.
 const DOUBT: Duration = Duration::from_secs(10);
+/// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
 const MAX_STORED: usize = 4096;
 
@@ -73,10 +74,11 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Adds a profile to the end, before those that are stored. Of too many of these, the oldest only stays in the directory.
+    /// Adds a profile to the end, before those that are stored. One that is stored now is the last of these; of too many, the
+    /// oldest only stays in the directory.
     pub(super) fn add(&mut self, outgoing: Outgoing) {
         let stored = self.queue.partition_point(|other| !other.is_stored());
-        if !outgoing.is_stored() {
+        if !outgoing.is_stored() || outgoing.is_repeated {
             return self.queue.insert(stored, outgoing);
         }
         if self.queue.len() - stored >= MAX_STORED {

@@ -54,8 +54,14 @@ impl Recent {
             no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {
                 spans: vec![first.clone()],
+                profile: kept.profile,
+                samples: kept.samples,
+                hotspots: kept.hotspots.clone(),
+                coverage: kept.coverage,
+                waits: kept.waits.clone(),
+                awaits: kept.awaits.clone(),
                 compared: kept.compared.as_ref().map(ComparedSummary::without_rows),
-                ..kept.clone()
+                files: kept.files.clone(),
             },
         };
         let mut recent = self.last.lock();

@@ -52,7 +52,7 @@ pub(crate) fn accepted(response: ExportProfilesServiceResponse) -> Answer {
 
 pub(crate) fn whole(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
-    for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {
+    for cause in successors(error.source(), |&error| error.source()).map(ToString::to_string) {
         // Some errors repeat their source.
         if !text.contains(&cause) {
             text = format!("{text}: {cause}");

@@ -17,6 +17,8 @@ use crate::settings::{CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, File, Protoco
 
 /// A larger file is not a certificate.
 const MOST_BYTES: u64 = 1024 * 1024;
+/// The variable for OpenSSL's certificate file, which the loader of system certificates also uses.
+const SYSTEMS: &str = "SSL_CERT_FILE";
 
 /// The configuration for `https`. Other schemes need none, and no cryptography.
 pub(crate) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, InvalidSetting> {
@@ -79,10 +81,13 @@ fn config(
         .map_err(|error| InvalidSetting::unusable("the TLS configuration", "default", error))?;
     let builder = match roots {
         Some(roots) => builder.with_root_certificates(roots),
-        None => builder.with_native_roots().map_err(|error| {
-            let problem = format!("{error}; set it to a PEM file with the certificates to trust");
-            InvalidSetting::unusable(CERTIFICATE.all, "not set", problem)
-        })?,
+        None => {
+            systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
+                let problem =
+                    format!("{error}; set it to a PEM file with the certificates to trust");
+                InvalidSetting::unusable(CERTIFICATE.all, "not set", problem)
+            })?
+        }
     };
     let mut config = match identity {
         Some((certificates, key, key_file)) => builder
@@ -118,6 +123,17 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is larger than 1 MiB"));
     }
     Ok(text)
+}
+
+/// Checks that the system's certificate file, if set by the variable, is a regular file, too.
+fn systems_is_readable() -> io::Result<()> {
+    let Some(path) = std::env::var_os(SYSTEMS) else { return Ok(()) };
+    match fs::metadata(path) {
+        Ok(file) if !file.is_file() => {
+            Err(io::Error::other(format!("{SYSTEMS} is not a regular file")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn unreadable(file: &File, error: &pem::Error) -> InvalidSetting {
