@@ -15,7 +15,7 @@ use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
 use crate::profile::{Profile, ProfileId};
-use crate::publish::{Job, MemoryBudget, Reply, UnnamedProfile};
+use crate::publish::{Asked, Job, MemoryBudget, Reply, UnnamedProfile};
 use crate::references::{ClosedReference, MAX_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
@@ -75,7 +75,7 @@ impl ProfileOutput {
             HeapPart::All => "What is in use, and all that was allocated".to_owned(),
             HeapPart::Growth => "What has grown since the last request".to_owned(),
         };
-        self.send(Job::Reply { unnamed, answer: Box::new(move |profile| _ = reply.send(profile)) });
+        self.send(Job::Reply { unnamed, asked: Asked::Profile(reply) });
     }
 }
 

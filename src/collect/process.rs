@@ -11,7 +11,7 @@ use crate::engine::{Engine, ProcessRequest, ProfileKind};
 use crate::intake::{Intake, SampledClocks};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::ProfileId;
-use crate::publish::{Job, UnnamedProfile};
+use crate::publish::{Asked, Job, UnnamedProfile};
 use crate::report;
 use crate::sinks::{ProcessSamples, StoredStack, Total};
 use crate::span::SpanInfo;
@@ -123,7 +123,7 @@ impl RunningProfile {
         let (during, shown) = (self.window.began_ns..end_ns, (cpu_ns, notes));
         let inputs = inputs(engine, intake, period_ns);
         let unnamed = inputs.profile_of_process(id, &samples, during, shown).into();
-        Some(Job::Reply { unnamed, answer: Box::new(move |profile| _ = reply.send(profile)) })
+        Some(Job::Reply { unnamed, asked: Asked::Profile(reply) })
     }
 }
 

@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{self, Receiver, Sender};
 
 use super::memory::MemoryReservation;
+use super::open_span::{OpenSpan, with_stacks};
 use crate::error::FlushError;
 use crate::keep::{KeptSpan, Reservation};
-use crate::profile::{MappingId, Profile};
+use crate::profile::{MappingId, Profile, ThreadDump};
 use crate::references::ClosedReference;
+use crate::span::SpanKey;
 use crate::sys::SuspendCounting;
 use crate::unwind::Module;
 
 /// A message to the thread that reads symbols. There are as many as there are reservations and callers that wait, so that the
 /// channels of these threads need no bound of their own.
+#[derive(Debug)]
 pub(crate) enum Job {
     Export {
         unnamed: UnnamedProfile,
@@ -34,7 +37,7 @@ pub(crate) enum Job {
     /// Symbolize a profile for a caller that waits for it.
     Reply {
         unnamed: UnnamedProfile,
-        answer: Box<dyn FnOnce(Profile) + Send>,
+        asked: Asked,
     },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
@@ -51,6 +54,24 @@ pub(crate) struct UnnamedProfile {
 impl From<(Profile, HashMap<MappingId, Arc<Module>>)> for UnnamedProfile {
     fn from((profile, modules): (Profile, HashMap<MappingId, Arc<Module>>)) -> Self {
         Self { profile: Box::new(profile), modules }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Asked {
+    Profile(Reply<Profile>),
+    /// Each span with the key of the one inside it that has its stack.
+    OpenSpans(Vec<(OpenSpan, Option<SpanKey>)>, Reply<Vec<OpenSpan>>),
+    Threads(ThreadDump, Reply<Option<ThreadDump>>),
+}
+
+impl Asked {
+    pub(super) fn answer(self, symbolized: Profile) -> bool {
+        match self {
+            Self::Profile(reply) => reply.send(symbolized),
+            Self::OpenSpans(spans, reply) => reply.send(with_stacks(spans, &symbolized)),
+            Self::Threads(dump, reply) => reply.send(Some(dump.with_stacks(symbolized))),
+        }
     }
 }
 

@@ -35,11 +35,11 @@ use crate::sys::{Files, FilesGuard};
 pub(crate) use delivery::PublishState;
 pub(crate) use ending::{ANSWERED_WITHIN, ShutdownResult};
 pub(crate) use job::{
-    FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline, UnnamedProfile,
+    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline, UnnamedProfile,
 };
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
+pub(crate) use open_span::link_of;
 pub use open_span::{OpenSpan, OpenState};
-pub(crate) use open_span::{link_of, with_stacks};
 pub use recent::RecentlyKept;
 #[cfg(test)]
 pub(crate) use reporter::LogItem;

@@ -61,7 +61,7 @@ pub(crate) fn link_of(key: SpanKey) -> Link {
 }
 
 /// Adds the symbolized stacks to open spans, each given with the key of the span that has its stack.
-pub(crate) fn with_stacks(
+pub(super) fn with_stacks(
     spans: Vec<(OpenSpan, Option<SpanKey>)>,
     stacks: &Profile,
 ) -> Vec<OpenSpan> {

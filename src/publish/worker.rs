@@ -76,9 +76,9 @@ impl SymbolsThread {
                     let choice = &self.shared.references.choice;
                     took_ns.into_iter().for_each(|ns| choice.spend(ns + spent_ns));
                 }
-                // A caller gets no answer if that panics.
-                Some(Job::Reply { unnamed, answer }) => {
-                    _ = self.symbolize(unnamed, usize::MAX).map(answer);
+                Some(Job::Reply { unnamed, asked }) => {
+                    // A caller gets no answer if that panics.
+                    _ = self.symbolize(unnamed, usize::MAX).map(|profile| asked.answer(profile));
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(last)) => {

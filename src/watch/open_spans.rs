@@ -7,7 +7,7 @@ use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{ProfileId, SampleKind};
-use crate::publish::{Job, OpenSpan, OpenState, Reply, link_of, with_stacks};
+use crate::publish::{Asked, Job, OpenSpan, OpenState, Reply, link_of};
 use crate::sinks::{Stack, StackLeaf};
 use crate::span::{RegistryId, SpanKey};
 use crate::threads::Threads;
@@ -74,7 +74,7 @@ pub(crate) fn list_open(
         };
         (open, shown.map(|(key, _)| *key))
     });
-    let spans: Vec<_> = spans.collect();
+    let asked = Asked::OpenSpans(spans.collect(), reply);
     let stacks = places.iter().map(|(key, place)| {
         let is_blocked = place.state == OpenState::Entered;
         let kind = if is_blocked { SampleKind::OffCpu } else { SampleKind::Await };
@@ -82,9 +82,7 @@ pub(crate) fn list_open(
     });
     let inputs =
         ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-    let unnamed = inputs.profile_of_stacks(ProfileId::NONE, stacks).into();
-    let answer = Box::new(move |stacks| _ = reply.send(with_stacks(spans, &stacks)));
-    Job::Reply { unnamed, answer }
+    Job::Reply { unnamed: inputs.profile_of_stacks(ProfileId::NONE, stacks).into(), asked }
 }
 
 /// Where threads are blocked and futures await, by innermost span.

@@ -9,7 +9,7 @@ use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadDump};
-use crate::publish::{Job, Reply};
+use crate::publish::{Asked, Job, Reply};
 use crate::sinks::{StackEntry, StackLeaf, StackTree, StoredStack};
 use crate::sys::{self, OsThread};
 use crate::text::escaped;
@@ -112,7 +112,6 @@ impl ThreadScan {
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });
-        let answer = Box::new(move |stacks| _ = reply.send(Some(dump.with_stacks(stacks))));
-        Job::Reply { unnamed, answer }
+        Job::Reply { unnamed, asked: Asked::Threads(dump, reply) }
     }
 }
