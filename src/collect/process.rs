@@ -79,7 +79,7 @@ pub(super) struct RunningProfile {
 }
 
 pub(crate) struct ProcessProfiler {
-    /// That for which a caller waits.
+    /// The one for which a caller waits.
     running: Option<RunningProfile>,
     /// The present one of those after each interval, and its samples per second of CPU time.
     continuous: Option<(ProfileWindow, u32)>,
