@@ -9,9 +9,7 @@ use parking_lot::Mutex;
 
 use crate::allocations::{AllocationSettings, LayerAllocations};
 use crate::awaits::LayerAwaits;
-use crate::collect::{
-    Collector, ContinuousProfiler, ContinuousSettings, Logged, ProcessProfiler, ProfileOutput,
-};
+use crate::collect::{Collector, ContinuousSettings, Logged, ProcessProfiler, ProfileOutput};
 use crate::engine::{Commands, Engine, Gate, RunningSource};
 use crate::error::Error;
 use crate::intake::{Intake, IntakeSettings};
@@ -149,8 +147,7 @@ pub(crate) fn build(parts: Parts) -> (Arc<Engine>, Collector, PublisherParts) {
         watchdog: Watchdog::new(),
         output: ProfileOutput::new(jobs, memory / 2, samples_per_profile),
         logged: Logged::new(threads.timing.first_look),
-        process: ProcessProfiler::default(),
-        continuous: ContinuousProfiler::new(continuous.interval),
+        process: ProcessProfiler::new(continuous.interval),
     };
     (engine, collector, publisher)
 }

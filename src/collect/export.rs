@@ -1,19 +1,20 @@
 //! Makes profiles and sends them to the threads that publish.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam::channel::Sender;
 
+use super::process::inputs;
 use super::run::Collector;
 use crate::assemble::{BuiltProfile, ProfileAssembler, ProfileInputs, children_of};
 use crate::budget::passed;
 use crate::facts::format::Ns;
 use crate::intake::{Intake, new_sample};
 use crate::keep::{Callsites, KeptSpan, ProfileGroup};
-use crate::profile::{MappingId, Profile, ProfileId};
-use crate::publish::{Asked, Job, MemoryBudget, Reply};
+use crate::profile::{Profile, ProfileId};
+use crate::publish::{Asked, Job, MemoryBudget, Reply, UnnamedProfile};
 use crate::references::{ClosedReference, MAX_PROFILE_BYTES};
 use crate::report;
 use crate::report::starved::waited_for_cpu;
@@ -21,11 +22,9 @@ use crate::sinks::{HeapPart, Sinks};
 use crate::stats::Counters;
 use crate::sys;
 use crate::text::escaped;
-use crate::unwind::Module;
 
 pub(crate) struct ProfileOutput {
     jobs: Sender<Job>,
-    /// Memory for profiles that have not been exported yet.
     room: MemoryBudget,
     /// Memory for profiles of the process, which take nothing from those of kept spans.
     room_of_process: MemoryBudget,
@@ -40,18 +39,13 @@ impl ProfileOutput {
     }
 
     /// Sends a profile of the process, unless the one before is still on its way, as when the exporter hangs.
-    pub(super) fn send_process(
-        &self,
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
-        counters: &Counters,
-    ) {
+    pub(super) fn send_process(&self, unnamed: UnnamedProfile, counters: &Counters) {
         if !self.room_of_process.is_free() {
             return Counters::add(&counters.continuous.dropped_export_failed, 1);
         }
         let mut room = self.room_of_process.take();
-        room.shrink(profile.bytes());
-        self.send(Job::Export { profile, modules, kept: Vec::new(), room, reservation: None });
+        room.shrink(unnamed.profile.bytes());
+        self.send(Job::Export { unnamed, kept: Vec::new(), room, reservation: None });
     }
 
     pub(super) fn send(&self, job: Job) {
@@ -71,7 +65,8 @@ impl ProfileOutput {
         let weights =
             weights.map(|(stack, weights)| (heap.stacks().frames(stack), (None, None), weights));
         let inputs = ProfileInputs::new(callsites, store, &intake.reader.unwinder);
-        let (mut profile, modules) = inputs.profile_of_stacks(id, weights);
+        let mut unnamed = UnnamedProfile::from(inputs.profile_of_stacks(id, weights));
+        let profile = &mut unnamed.profile;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         profile.set_moment(u64::try_from(now.as_nanos()).unwrap_or(0));
         profile.name = "heap".to_owned();
@@ -79,8 +74,7 @@ impl ProfileOutput {
             HeapPart::All => "What is in use, and all that was allocated".to_owned(),
             HeapPart::Growth => "What has grown since the last request".to_owned(),
         };
-        let asked = Asked::Profile(reply);
-        self.send(Job::Reply { profile: Box::new(profile), modules, asked });
+        self.send(Job::Reply { unnamed, asked: Asked::Profile(reply) });
     }
 }
 
@@ -96,14 +90,12 @@ impl Collector {
             if let (Some(to), Some(ids)) = (span.link.to, span.link.ids) {
                 store.note(to, |pending| pending.ids = Some(ids));
             }
-        }
-        self.set_children(&mut group.kept);
-        for span in &mut group.kept {
             let closed_ns = span.opened_ns.saturating_add(span.facts.times.wall_ns);
             span.facts.starved.throttled =
                 self.watchdog.throttling.between(span.opened_ns, closed_ns);
             span.stopped_ns = self.watchdog.stopped_ns(span.opened_ns, closed_ns);
         }
+        self.set_children(&mut group.kept);
         let Some(id) = group.id else {
             self.engine.publish.reporter.report(report::unexported(&group.kept));
             return;
@@ -112,7 +104,8 @@ impl Collector {
         let (built, is_snapshot) = self.assemble(id, &mut group, room.most_bytes);
         let BuiltProfile { profile, modules, spans, downsampled, losses } = built;
         let samples = profile.sample_count();
-        let cut = self.logged.cut_stacks(&losses, samples, self.intake.settings.stack_bytes);
+        let cut = report::cut_stacks(&losses, samples, self.intake.settings.stack_bytes);
+        let cut = cut.filter(|line| self.logged.is_first(line.kind));
         self.log(cut);
         Counters::add(&self.engine.counters.samples.downsampled, downsampled);
         if !is_snapshot {
@@ -121,10 +114,10 @@ impl Collector {
         }
         let own = profile.threads().map(|(_, thread)| thread.tid).collect();
         self.set_rivals(&mut group.kept, &own);
-        let profile = Box::new(profile);
         room.shrink(profile.bytes());
         let ProfileGroup { kept, reservation, .. } = group;
-        self.output.send(Job::Export { profile, modules, kept, room, reservation });
+        let unnamed = UnnamedProfile::from((profile, modules));
+        self.output.send(Job::Export { unnamed, kept, room, reservation });
     }
 
     /// Sets who ran while the outermost span waited for a CPU, beside its `own` threads.
@@ -161,8 +154,7 @@ impl Collector {
         let Some(span) = group.kept.pop() else { return };
         let spent_ns = passed(began_ns, sys::thread_cpu_ns()).unwrap_or(0);
         self.output.send(Job::Reference {
-            profile: Box::new(built.profile),
-            modules: built.modules,
+            unnamed: UnnamedProfile::from((built.profile, built.modules)),
             reference: Box::new(ClosedReference { span, spent_ns, ..reference }),
             now_ns: self.intake.now_ns(),
             on_way,
@@ -182,12 +174,10 @@ impl Collector {
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);
         let present = present.iter().map(|(span, at, it)| (*span, new_sample(*at, it, clock)));
-        let Intake { source, reader, sinks, .. } = &self.intake;
+        let source = &self.intake.source;
         let waiting =
             self.threads.waiting().filter(|_| is_snapshot).map(|it| (it.span, it.so_far()));
-        let inputs = ProfileInputs::new(&self.engine.callsites, &sinks.store, &reader.unwinder);
-        let (unix_offset_ns, period_ns) = (clock.unix_offset_ns(), source.periods().full_ns);
-        let inputs = ProfileInputs { unix_offset_ns, period_ns, ..inputs };
+        let inputs = inputs(&self.engine, &self.intake, source.periods().full_ns);
         for span in &mut group.kept {
             // The same in the profile and in what is reported.
             span.facts.start_unix_ns = inputs.unix_ns(span.opened_ns);

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 use crate::engine::Engine;
 use crate::facts::Allocations;
 use crate::log::{LogEvent, LogKind};
-use crate::report::{self, ForbiddenCalls};
-use crate::sinks::Losses;
+use crate::report;
+use crate::stats::Counters;
 
 /// At most one line in this time states how many kept spans have none.
 const UNREPORTED_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Logged {
-    forbidden_calls: ForbiddenCalls,
+    /// The system calls that were reported because a seccomp filter kills the process at them.
+    forbidden_calls: usize,
     said: Vec<LogKind>,
     /// The generation of the rules that were last checked for conditions on allocations.
     checked_rules: Option<u64>,
@@ -28,7 +29,7 @@ pub(crate) struct Logged {
 impl Logged {
     pub(crate) fn new(first_look: Duration) -> Self {
         Self {
-            forbidden_calls: ForbiddenCalls::default(),
+            forbidden_calls: 0,
             said: Vec::new(),
             checked_rules: None,
             unreported: 0,
@@ -39,7 +40,7 @@ impl Logged {
         }
     }
 
-    fn is_first(&mut self, kind: LogKind) -> bool {
+    pub(super) fn is_first(&mut self, kind: LogKind) -> bool {
         let is_first = !self.said.contains(&kind);
         self.said.extend(is_first.then_some(kind));
         is_first
@@ -64,7 +65,7 @@ impl Logged {
             self.first_look = now.checked_add(after);
         }
         let is_first_look = self.first_look.take_if(|due| *due <= now).is_some();
-        events.extend(self.forbidden_calls.event());
+        events.extend(report::forbidden_calls(&mut self.forbidden_calls));
         let not_linked = engine.unreached.take_warning();
         events.extend(not_linked.map(|line| LogEvent::warning(LogKind::NotLinked, line)));
         if self.is_first(LogKind::Source) {
@@ -78,22 +79,23 @@ impl Logged {
             && std::mem::replace(&mut self.checked_rules, generation) != generation
             && !Allocations::are_counted()
         {
-            let wanted = [
+            for (is_wanted, text) in [
                 (engine.callsites.judge_allocations(), report::NOT_COUNTED),
                 (engine.allocations.wants_heap(), report::HEAP_NOT_TRACKED),
-            ];
-            let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
-            let warnings = wanted.map(|(_, text)| LogEvent::warning(LogKind::NotCounted, text));
-            events.extend(warnings);
+            ] {
+                let warning = || LogEvent::warning(LogKind::NotCounted, text);
+                events.extend(is_wanted.then(warning));
+            }
         }
-        let refused = engine.counters.threads.refused_signal_stack.load(Ordering::Relaxed);
+        let Counters { threads, spans, rules, .. } = &*engine.counters;
+        let refused = threads.refused_signal_stack.load(Ordering::Relaxed);
+        // It counts attempts, not threads.
         if refused > 0 && self.is_first(LogKind::SignalStackSmall) {
             let (kind, text) = (LogKind::SignalStackSmall, report::SMALL_SIGNAL_STACK);
             events.push(LogEvent::warning(kind, text));
         }
-        let spans = &engine.counters.spans;
         let too_deep = [&spans.declined_too_deep, &spans.ancestors_left_out];
-        let shared = [&engine.counters.rules.percentiles_shared];
+        let shared = [&rules.percentiles_shared];
         for (kind, counted, text) in [
             (LogKind::TooDeep, &too_deep[..], report::TOO_DEEP),
             (LogKind::PercentilesShared, &shared[..], report::PERCENTILES_SHARED),
@@ -133,16 +135,6 @@ impl Logged {
         }
         (self.unreported, self.unreported_since) = (total, None);
         Some(report::unreported(more))
-    }
-
-    /// Once, that the outermost callers of most stacks are missing.
-    pub(super) fn cut_stacks(
-        &mut self,
-        losses: &Losses,
-        samples: usize,
-        stack_bytes: usize,
-    ) -> Option<LogEvent> {
-        report::cut_stacks(losses, samples, stack_bytes).filter(|line| self.is_first(line.kind))
     }
 }
 

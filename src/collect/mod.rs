@@ -3,16 +3,12 @@
 //! One thread drains the rings, attributes and unwinds samples, and holds them until the verdict on their spans. The
 //! threads of `publish` do the rest, so draining never waits for a file.
 
-mod continuous;
 mod export;
 mod logged;
 mod process;
 mod run;
 
-pub(crate) use continuous::{
-    CONTINUOUS_RATES, ContinuousProfiler, ContinuousSettings, continuous_rate,
-};
 pub(crate) use export::ProfileOutput;
 pub(crate) use logged::Logged;
-pub(crate) use process::ProcessProfiler;
+pub(crate) use process::{CONTINUOUS_RATES, ContinuousSettings, ProcessProfiler, continuous_rate};
 pub(crate) use run::Collector;

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender};
 
-use super::continuous::ContinuousProfiler;
 use super::export::ProfileOutput;
 use super::logged::Logged;
 use super::process::ProcessProfiler;
@@ -16,9 +15,7 @@ use crate::engine::{Command, Engine, ProcessRequest};
 use crate::intake::Intake;
 use crate::keep::{KeptSpan, ProfileGroup};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Profile, ThreadDump};
-use crate::publish::{FlushRequest, Job, OpenSpan, Reply, ShutdownDeadline};
-use crate::sinks::HeapPart;
+use crate::publish::{FlushRequest, Job, ShutdownDeadline};
 use crate::span::SpanKey;
 use crate::stats::Counters;
 use crate::sys::Poller;
@@ -38,16 +35,13 @@ pub(crate) struct Collector {
     pub(crate) output: ProfileOutput,
     pub(crate) logged: Logged,
     pub(crate) process: ProcessProfiler,
-    pub(crate) continuous: ContinuousProfiler,
 }
 
 #[derive(Default)]
 struct RoundRequests {
     acknowledge: Vec<FlushRequest>,
     /// To be answered after the round.
-    open_spans: Vec<(Duration, Reply<Vec<OpenSpan>>)>,
-    heaps: Vec<(HeapPart, Reply<Profile>)>,
-    dumps: Vec<Reply<Option<ThreadDump>>>,
+    questions: Vec<Command>,
     process: Option<ProcessRequest>,
     everything: bool,
     end: Option<ShutdownDeadline>,
@@ -138,13 +132,18 @@ impl Collector {
         loop {
             let (asked, again) = self.do_round();
             let Self { engine, intake, threads, output, process, .. } = self;
-            for request in asked.open_spans {
-                output.send(list_open(engine, intake, threads, request));
+            for question in asked.questions {
+                match question {
+                    Command::FindOpen { older_than, reply } => {
+                        output.send(list_open(engine, intake, threads, (older_than, reply)));
+                    }
+                    Command::Heap(part, reply) => {
+                        output.send_heap(&engine.callsites, intake, (part, reply));
+                    }
+                    Command::DumpThreads(reply) => dumps.push_back(reply),
+                    _ => {}
+                }
             }
-            for request in asked.heaps {
-                output.send_heap(&engine.callsites, intake, request);
-            }
-            dumps.extend(asked.dumps);
             let next = || ThreadScan::begin(threads, dumps.pop_front()?);
             if let Some(mut begun) = scan.take().or_else(next) {
                 match begun.step(engine, intake, threads) {
@@ -181,8 +180,7 @@ impl Collector {
         let watchdog = watchdog.until_next_check(&engine.callsites).filter(|_| is_open);
         let soonest = linger.into_iter().chain(threads.until_check(&self.intake));
         let soonest = soonest.chain(self.logged.until_next()).chain(watchdog);
-        let soonest = soonest.chain(self.process.until_next()).chain(self.continuous.until_end());
-        soonest.chain(engine.awaits.until_room()).min()
+        soonest.chain(self.process.until_next()).chain(engine.awaits.until_room()).min()
     }
 
     /// Runs one round. Returns the commands, and whether another round must follow at once.
@@ -196,13 +194,12 @@ impl Collector {
         let mut asked = self.take_commands();
         let has_new = self.threads.take_new(&self.intake);
         // With those that have met a hook by now, which are not searched for.
-        let Self { engine, intake, threads, process, continuous, .. } = self;
-        let ended = continuous.check(engine, (threads, intake), asked.end.is_some());
-        let answered = process.check(asked.process.take(), (threads, intake));
+        let Self { engine, intake, threads, process, .. } = self;
+        let ended = process.check_continuous(engine, (threads, intake), asked.end.is_some());
+        let answered = process.check_requested((threads, intake), asked.process.take());
         threads.search_process(intake, true);
         // Local roots that close before the last samples are read are wanted, too.
-        let (is_running, is_ending) = (process.is_running(), answered.is_some() || ended.is_some());
-        let wants_roots = is_running || continuous.is_running() || is_ending;
+        let wants_roots = process.is_running() || answered.is_some() || ended.is_some();
         engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
         let closed_roots = engine.commands.process.take_roots();
         let mut closed = std::mem::take(&mut self.intake.closed);
@@ -236,16 +233,13 @@ impl Collector {
         self.intake.sinks.note_spans();
         // Of these, all samples have been read.
         self.intake.sinks.set_root_fields(closed_roots);
-        let Self { engine, intake, process, continuous, output, .. } = self;
+        let Self { engine, intake, process, output, .. } = self;
         let answer = answered.and_then(|profile| profile.finish(engine, intake));
         answer.into_iter().for_each(|answer| output.send(answer));
-        let profile = ended.and_then(|window| continuous.finish(window, engine, intake));
-        if let Some((profile, modules)) = profile {
-            output.send_process(profile, modules, &engine.counters);
-        }
-        let wants_roots = process.is_running() || continuous.is_running();
-        engine.commands.process.wants_roots.store(wants_roots, Ordering::Relaxed);
-        let event = continuous.event.take();
+        let profile = ended.and_then(|it| process.finish_continuous(it, engine, intake));
+        profile.into_iter().for_each(|it| output.send_process(it, &engine.counters));
+        engine.commands.process.wants_roots.store(process.is_running(), Ordering::Relaxed);
+        let event = process.event.take();
         self.log(event);
 
         self.intake.source.check_losses(self.intake.now_ns());
@@ -285,11 +279,6 @@ impl Collector {
         let mut asked = RoundRequests::default();
         for command in self.commands.try_iter() {
             match command {
-                Command::FindOpen { older_than, reply } => {
-                    asked.open_spans.push((older_than, reply))
-                }
-                Command::Heap(part, reply) => asked.heaps.push((part, reply)),
-                Command::DumpThreads(reply) => asked.dumps.push(reply),
                 // A caller asks for one at a time, unless it has given up waiting for the one before.
                 Command::ProfileProcess(request) => asked.process = Some(request),
                 Command::Flush(waiting) => {
@@ -303,6 +292,7 @@ impl Collector {
                     let last = ShutdownDeadline::until(deadline);
                     asked.end = Some(asked.end.map_or(last, |before| before.or(last)));
                 }
+                question => asked.questions.push(question),
             }
         }
         asked

@@ -32,7 +32,7 @@ use crate::keep::{
     Rules, ShownFields,
 };
 use crate::profile::{Point, Profile, ProfileId, Sample, SampleKind};
-use crate::publish::{FlushRequest, Job, LogItem, PendingReplies, PublishSettings};
+use crate::publish::{FlushRequest, Job, LogItem, PendingReplies, PublishSettings, UnnamedProfile};
 use crate::references::{ReferenceLimits, References};
 use crate::sampler::{Sampler, Source, SourceSettings};
 use crate::span::{SpanKey, Spans};
@@ -433,7 +433,9 @@ impl Stage {
     fn reported(&mut self) -> Vec<Reported> {
         let mut reported = Vec::new();
         while let Ok(job) = self.jobs.try_recv() {
-            let Job::Export { profile, kept, .. } = job else { continue };
+            let Job::Export { unnamed: UnnamedProfile { profile, .. }, kept, .. } = job else {
+                continue;
+            };
             if kept[0].is_open() {
                 assert!(kept.iter().all(KeptSpan::is_open), "closed spans in a snapshot");
                 for span in kept.iter().filter(|span| span.profile == Ok(profile.id)) {

@@ -28,7 +28,7 @@ use crate::redact::Redaction;
 use crate::references::References;
 use crate::span::ignore_this_thread;
 use crate::stats::Counters;
-use crate::sys::{Files, FilesGuard};
+use crate::sys::{self, Files, FilesGuard};
 
 /// The pause before a retry while a caller waits in a flush, at first and at most.
 const FIRST_PAUSE_OF_FLUSH: Duration = Duration::from_millis(20);
@@ -37,7 +37,6 @@ const LAST_PAUSE_OF_FLUSH: Duration = Duration::from_secs(1);
 const MAX_AGE: Duration = Duration::from_secs(60 * 60);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Delivers profiles. Runs on the exporting thread.
 pub(super) struct Delivery {
     pub(super) shared: PublishState,
     exporter: FilesGuard<Box<dyn Exporter>>,
@@ -52,14 +51,13 @@ pub(super) struct Delivery {
     has_logged_loss: bool,
     /// The log says that the exporter accepts no profile, and it has accepted none since.
     has_logged_failure: bool,
-    /// The log says that the exporter accepts no profile of the process, and it has accepted none since.
+    /// Likewise for continuous profiles.
     has_logged_process: bool,
-    /// When a problem of the receiver was last logged, and whether it was that no profiles are sent.
+    /// When a problem of the receiver was last logged.
     warned: Option<Instant>,
     owes_all_clear: bool,
 }
 
-/// What the threads that publish share.
 #[derive(Clone, Debug)]
 pub(crate) struct PublishState {
     pub(crate) counters: Arc<Counters>,
@@ -99,22 +97,20 @@ impl Delivery {
         if let Some(problem) = problem {
             delivery.fail(None, problem, OutageCause::Fails);
         }
+        if let Some(remote) = delivery.exporter.remote() {
+            let (sender, answers) = channel::unbounded();
+            let answer = Box::new(move |answer: Answer| _ = sender.send(answer));
+            let started = remote.start(answer, ignore_this_thread);
+            delivery.answers = answers;
+            if let Err(error) = started {
+                delivery.break_down(format!("no thread to send profiles: {error}"));
+            }
+        }
         delivery
     }
 
-    pub(super) fn start(&mut self) {
-        let Some(remote) = self.exporter.remote() else { return };
-        let (sender, answers) = channel::unbounded();
-        let started =
-            remote.start(Box::new(move |answer| _ = sender.send(answer)), ignore_this_thread);
-        self.answers = answers;
-        if let Err(error) = started {
-            self.break_down(format!("no thread to send profiles: {error}"));
-        }
-    }
-
     /// Whether the program has closed files that the exporter keeps using.
-    pub(super) fn has_lost_exporter(&self) -> bool {
+    fn has_lost_exporter(&self) -> bool {
         !self.files.still_owned() && self.exporter.keeps_files()
     }
 
@@ -129,7 +125,6 @@ impl Delivery {
         away.map(|outage| outage.problem.clone()).or_else(|| self.outbox.is_full())
     }
 
-    /// When to try again, if there is anything to try.
     pub(super) fn next_attempt(&self) -> Option<Instant> {
         if self.outbox.sending.is_some() || self.has_lost_exporter() {
             return None;
@@ -139,7 +134,10 @@ impl Delivery {
     }
 
     pub(super) fn deliver(&mut self, held: Box<HeldProfile>) {
-        // Process pending answers first.
+        sys::read_filters();
+        if self.has_lost_exporter() {
+            return self.lose(held.report);
+        }
         while let Ok(answer) = self.answers.try_recv() {
             self.note_answer(Ok(answer));
         }
@@ -151,10 +149,13 @@ impl Delivery {
         if self.has_lost_exporter() {
             return;
         }
-        let may_try = |outage: &Outage| outage.may_try(is_hurried);
-        let is_due = self.failing().is_none_or(may_try);
+        let is_due = self.failing().is_none_or(|outage| outage.may_try(is_hurried));
         if is_due && !self.is_remote && self.failing().is_some() {
-            self.check();
+            match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
+                Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
+                Ok(Err(error)) => self.fail(None, error.to_string(), OutageCause::Fails),
+                Err(_) => self.fail(None, "it cannot be checked".to_owned(), OutageCause::Fails),
+            }
         }
         while (self.is_remote || self.failing().is_none())
             && let Some(Outgoing { content: Content::Whole(held), .. }) =
@@ -165,15 +166,6 @@ impl Delivery {
             self.send_next();
         }
         self.take_stock();
-    }
-
-    /// Asks an exporter that has failed whether it would accept a profile.
-    fn check(&mut self) {
-        match catch_unwind(AssertUnwindSafe(|| self.exporter.check())) {
-            Ok(Ok(())) => self.outage.iter_mut().for_each(|outage| outage.is_over = true),
-            Ok(Err(error)) => self.fail(None, error.to_string(), OutageCause::Fails),
-            Err(_) => self.fail(None, "it cannot be checked".to_owned(), OutageCause::Fails),
-        }
     }
 
     /// Drops what is too old to be tried again, and those of the process, as the next one comes soon. No profiles are made
@@ -191,30 +183,21 @@ impl Delivery {
             }
         }
         let has_fallback = self.exporter.remote().is_some_and(|it| it.fallback().is_some());
-        let accepts =
-            self.problem().is_none() || has_fallback && !self.outbox.has(Outgoing::is_whole);
+        let holds = self.outbox.queue.iter().any(Outgoing::is_whole);
+        let accepts = self.problem().is_none() || has_fallback && !holds;
         self.shared.health.accepts.store(accepts, Ordering::Relaxed);
     }
 
     /// Gives a profile to the exporter. Returns whether it may accept others.
     fn hand_over(&mut self, held: Box<HeldProfile>) -> bool {
+        let is_of_process = held.report.spans.is_empty();
         // An exporter is foreign code and may panic.
         let exported = catch_unwind(AssertUnwindSafe(|| self.export(&held.profile, held.since)));
-        let (problem, is_alone) = match &exported {
-            Ok(Ok(_)) => (String::new(), false),
-            Ok(Err(error)) => (error.to_string(), error.is::<Unexportable>()),
-            Err(_) => ("the exporter panicked".to_owned(), false),
-        };
-        match exported {
+        let (problem, is_alone, has_panicked) = match exported {
             // It says nothing of those of kept spans: they are elsewhere.
-            Ok(Ok(_)) if held.report.spans.is_empty() => self.has_logged_process = false,
-            _ if held.report.spans.is_empty() => {
-                let message = format!(
-                    "a continuous profile could not be exported: {problem} (logged once until it works again)"
-                );
-                let fails = LogEvent::failure(LogKind::ExportFails, message, problem);
-                log_once(&self.shared.reporter, &mut self.has_logged_process, fails);
-                self.lose(held.report);
+            Ok(Ok(_)) if is_of_process => {
+                self.has_logged_process = false;
+                return true;
             }
             Ok(Ok(files)) => {
                 self.has_logged_failure = false;
@@ -224,32 +207,38 @@ impl Delivery {
                 Counters::add(&self.shared.counters.profiles.exported, 1);
                 let profile = Some(held.profile.id);
                 self.shared.reporter.report(Kept { profile, files, ..held.report });
+                return true;
             }
-            _ if is_alone => {
-                let message = format!("a profile is lost: {problem} (logged once)");
-                let lost = LogEvent::failure(LogKind::ProfileLost, message, problem);
-                log_once(&self.shared.reporter, &mut self.has_logged_loss, lost);
-                self.lose(held.report);
-            }
-            _ => {
-                let message = format!(
-                    "a profile could not be exported: {problem} (logged once until it works again; until then \
-                     spans are kept without profiles, and the program is not affected)"
-                );
-                let fails = LogEvent::failure(LogKind::ExportFails, message, problem.clone());
-                log_once(&self.shared.reporter, &mut self.has_logged_failure, fails);
-                match exported {
-                    // To the back: if this profile is at fault, others get their turn.
-                    Ok(_) => self.outbox.add(Outgoing::whole(held)),
-                    Err(_) => self.lose(held.report),
-                }
-                if !self.is_remote {
-                    self.fail(None, problem, OutageCause::Fails);
-                }
-                return false;
-            }
+            Ok(Err(error)) => (error.to_string(), error.is::<Unexportable>(), false),
+            Err(_) => ("the exporter panicked".to_owned(), false, true),
+        };
+        let (kind, is_logged, message) = if is_of_process {
+            let what = "a continuous profile could not be exported";
+            let message = format!("{what}: {problem} (logged once until it works again)");
+            (LogKind::ExportFails, &mut self.has_logged_process, message)
+        } else if is_alone {
+            let message = format!("a profile is lost: {problem} (logged once)");
+            (LogKind::ProfileLost, &mut self.has_logged_loss, message)
+        } else {
+            let message = format!(
+                "a profile could not be exported: {problem} (logged once until it works again; until then \
+                 spans are kept without profiles, and the program is not affected)"
+            );
+            (LogKind::ExportFails, &mut self.has_logged_failure, message)
+        };
+        if !std::mem::replace(is_logged, true) {
+            self.shared.reporter.log(LogEvent::failure(kind, message, problem.clone()));
         }
-        true
+        let says_nothing_of_others = is_of_process || is_alone;
+        match says_nothing_of_others || has_panicked {
+            true => self.lose(held.report),
+            // To the back: if this profile is at fault, others get their turn.
+            false => self.outbox.add(Outgoing::whole(held)),
+        }
+        if !says_nothing_of_others && !self.is_remote {
+            self.fail(None, problem, OutageCause::Fails);
+        }
+        says_nothing_of_others
     }
 
     /// Exports a profile. For a remote, it is added to the outbox, or written to the fallback directory.
@@ -274,7 +263,7 @@ impl Delivery {
         let files = fallback.store(profile, Some(message))?;
         let encoded = files.iter().find(|path| path.extension().is_some_and(|e| e == "otlp"));
         if let Some(path) = encoded.filter(|_| !is_ended) {
-            self.outbox.add_stored(outgoing(Content::Stored(path.clone())));
+            self.outbox.add(outgoing(Content::Stored(path.clone())));
         }
         self.count(DeliveryOutcome::Stored, is_of_process);
         Ok(files)
@@ -335,8 +324,7 @@ impl Delivery {
                     format!("takes no profiles at present: {problem} ({waiting} waiting)");
                 self.owes_all_clear |= self.warn(LogEvent {
                     count: u64::try_from(waiting).ok(),
-                    error: Some(problem.clone()),
-                    ..LogEvent::warning(LogKind::ReceiverAway, message)
+                    ..LogEvent::failure(LogKind::ReceiverAway, message, problem.clone())
                 });
                 self.fail(after, problem, OutageCause::Fails);
                 None
@@ -391,7 +379,6 @@ impl Delivery {
         self.take_stock();
     }
 
-    /// The way of a profile ends.
     fn conclude(&mut self, outgoing: Outgoing, outcome: DeliveryOutcome) {
         let mut is_stored = false;
         match outgoing.content {
@@ -402,7 +389,6 @@ impl Delivery {
             Content::Encoded { .. } if outcome == DeliveryOutcome::Delivered => {}
             Content::Encoded { stem, message } => {
                 let fallback = self.exporter.remote().and_then(|remote| remote.fallback());
-                // What is left of the profile.
                 let left = [(Format::Otlp.extension(), &message)];
                 is_stored = fallback.is_some_and(|it| it.write_files(&stem, &left).is_ok());
             }
@@ -440,8 +426,8 @@ impl Delivery {
 
     fn break_down(&mut self, problem: String) {
         let message = format!("{problem}; profiles are not sent until the program restarts");
-        let event = LogEvent::warning(LogKind::SendingEnded, message);
-        self.shared.reporter.log(LogEvent { error: Some(problem.clone()), ..event });
+        let event = LogEvent::failure(LogKind::SendingEnded, message, problem.clone());
+        self.shared.reporter.log(event);
         self.answers = channel::never();
         if let Some(Some(outgoing)) = self.outbox.sending.take() {
             self.outbox.add(outgoing);
@@ -451,11 +437,8 @@ impl Delivery {
         self.fail(None, problem, OutageCause::Ended);
     }
 
-    /// Waits until all promised profiles are delivered, and retries failures until then.
-    ///
-    /// # Errors
-    ///
-    /// If not all were delivered, or some were lost since the last flush.
+    /// Waits until all promised profiles are delivered, and retries failures until then. An error if not all were, or some
+    /// were lost since the last flush.
     pub(super) fn flush(&mut self, deadline: Instant) -> Result<(), FlushError> {
         if self.has_lost_exporter() {
             let problem = "the program has closed the files of the exporter";
@@ -472,7 +455,11 @@ impl Delivery {
                 pause = (2 * pause).min(LAST_PAUSE_OF_FLUSH);
             }
             self.advance(is_hurried);
-            if has_asked && self.is_done() || now >= deadline {
+            // Profiles in the fallback directory are waited for only while the receiver answers.
+            let outage = self.failing();
+            let is_done = outage.is_some_and(|outage| outage.cause == OutageCause::Ended)
+                || self.outbox.all().all(|it| outage.is_some() && it.is_stored());
+            if has_asked && is_done || now >= deadline {
                 break;
             }
             let wake = self.next_attempt().map_or(hurries_at, |next| next.min(hurries_at));
@@ -493,14 +480,6 @@ impl Delivery {
             None if profiles > 0 => Err(FlushError::Timeout(FlushStage::Delivery { profiles })),
             _ => Ok(()),
         }
-    }
-
-    /// Whether there is nothing to wait for. Profiles in the fallback directory count only while the receiver
-    /// answers.
-    fn is_done(&self) -> bool {
-        let outage = self.failing();
-        outage.is_some_and(|outage| outage.cause == OutageCause::Ended)
-            || self.outbox.all().all(|it| outage.is_some() && it.is_stored())
     }
 
     /// An error if profiles were lost since the last call.
@@ -532,7 +511,6 @@ impl Delivery {
         ended
     }
 
-    /// Counts a promised profile as lost.
     pub(super) fn lose(&mut self, report: Kept) {
         // Of a profile of the process, nothing is reported.
         if report.spans.is_empty() {
@@ -549,16 +527,13 @@ impl Delivery {
             && let Some(remote) = self.exporter.remote()
         {
             let endpoint = remote.endpoint().to_owned();
-            let event = LogEvent::info(
-                LogKind::ReceiverBack,
-                format!("profiles are sent to {endpoint} again"),
-            );
+            let message = format!("profiles are sent to {endpoint} again");
+            let event = LogEvent::info(LogKind::ReceiverBack, message);
             self.shared.reporter.log(LogEvent { endpoint: Some(endpoint), ..event });
         }
         if !message.is_empty() {
             let said = format!("took a profile and replied: {message}");
-            let event = LogEvent::warning(LogKind::ReceiverReplies, said);
-            self.warn(LogEvent { error: Some(message), ..event });
+            self.warn(LogEvent::failure(LogKind::ReceiverReplies, said, message));
         }
     }
 
@@ -572,12 +547,6 @@ impl Delivery {
             self.shared.reporter.log(LogEvent { message, endpoint: Some(endpoint), ..event });
         }
         is_due
-    }
-}
-
-fn log_once(reporter: &Reporter, is_logged: &mut bool, event: LogEvent) {
-    if !std::mem::replace(is_logged, true) {
-        reporter.log(event);
     }
 }
 
@@ -691,9 +660,7 @@ mod tests {
         let files = Arc::clone(Poller::new().unwrap().files());
         let exporter: Box<dyn Exporter> = Box::new(exporter);
         let exporter = FilesGuard::new(exporter, &files);
-        let mut delivery = Delivery::new(shared(), exporter, files, None);
-        delivery.start();
-        delivery
+        Delivery::new(shared(), exporter, files, None)
     }
 
     fn delivery_to(grace_period: Duration, fallback: Option<Directory>) -> (Delivery, Line) {

@@ -1,9 +1,8 @@
 //! The thread that exports.
 
-use std::convert::Infallible;
 use std::time::SystemTime;
 
-use crossbeam::channel::{self, Receiver, Sender, select};
+use crossbeam::channel::{self, Receiver, select};
 
 use super::delivery::{Delivery, PublishState};
 use super::job::{FlushRequest, ShutdownDeadline};
@@ -19,75 +18,58 @@ pub(super) enum ExportJob {
     Lose(Box<Kept>),
     /// Acknowledge once all earlier profiles are delivered.
     Done(FlushRequest),
-    /// Stop when all earlier profiles are delivered.
     Stop(ShutdownDeadline),
 }
 
-pub(super) struct ExportThread {
-    pub(super) jobs: Receiver<ExportJob>,
-    pub(super) delivery: Delivery,
-    /// The exporting thread writes the history, since a file system can block it already.
-    pub(super) history: HourlyHistory,
-    pub(super) _delivers: Sender<Infallible>,
-}
-
-impl ExportThread {
-    pub(super) fn run(mut self) {
-        self.delivery.start();
-        self.history.begin(SystemTime::now());
-        self.log();
+impl Delivery {
+    /// Runs until [`ExportJob::Stop`]. This thread writes the history, too, since a file system can block it already.
+    pub(super) fn run(mut self, jobs: &Receiver<ExportJob>, mut history: HourlyHistory) {
+        history.begin(SystemTime::now());
         loop {
-            let wake = self.delivery.next_attempt().map_or_else(channel::never, channel::at);
-            let due = self.history.due_in(SystemTime::now());
+            self.log(&mut history);
+            let wake = self.next_attempt().map_or_else(channel::never, channel::at);
+            let due = history.due_in(SystemTime::now());
             let due = due.map_or_else(channel::never, channel::after);
             let job = select! {
-                recv(self.jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(ShutdownDeadline::FAILED))),
-                recv(self.delivery.answers) -> answer => {
-                    self.delivery.note_answer(answer);
+                recv(jobs) -> job => Some(job.unwrap_or(ExportJob::Stop(ShutdownDeadline::FAILED))),
+                recv(self.answers) -> answer => {
+                    self.note_answer(answer);
                     None
                 }
                 recv(wake) -> _ => None,
                 recv(due) -> _ => None,
             };
             match job {
-                Some(ExportJob::Deliver(held)) => {
-                    crate::sys::read_filters();
-                    match self.delivery.has_lost_exporter() {
-                        true => self.delivery.lose(held.report),
-                        false => self.delivery.deliver(held),
-                    }
-                }
-                Some(ExportJob::Lose(report)) => self.delivery.lose(*report),
+                Some(ExportJob::Deliver(held)) => self.deliver(held),
+                Some(ExportJob::Lose(report)) => self.lose(*report),
                 Some(ExportJob::Done(FlushRequest { done, deadline })) => {
-                    let flushed = self.delivery.flush(deadline);
-                    self.history.flush(SystemTime::now());
-                    self.log();
+                    let flushed = self.flush(deadline);
+                    history.flush(SystemTime::now());
+                    self.log(&mut history);
                     let lost = flushed.clone();
                     if !done.send(flushed) {
-                        self.delivery.note_unanswered(lost);
+                        self.note_unanswered(lost);
                     }
                 }
-                Some(ExportJob::Stop(last)) => return self.end(last),
+                Some(ExportJob::Stop(last)) => return self.stop(last, history),
                 None => {}
             }
-            self.delivery.advance(false);
-            self.history.advance(SystemTime::now());
-            self.log();
+            self.advance(false);
+            history.advance(SystemTime::now());
         }
     }
 
-    fn log(&mut self) {
-        self.history.events.drain(..).for_each(|event| self.delivery.shared.reporter.log(event));
+    fn log(&self, history: &mut HourlyHistory) {
+        history.events.drain(..).for_each(|event| self.shared.reporter.log(event));
     }
 
-    /// Delivers what can be delivered, and drops everything else.
-    fn end(mut self, last: ShutdownDeadline) {
-        let flushed = self.delivery.flush(last.deadline());
-        self.history.flush(SystemTime::now());
-        self.log();
-        let PublishState { reporter, ending, .. } = self.delivery.shared.clone();
+    fn stop(mut self, last: ShutdownDeadline, mut history: HourlyHistory) {
+        let flushed = self.flush(last.deadline());
+        history.flush(SystemTime::now());
+        self.log(&mut history);
+        let PublishState { reporter, ending, .. } = self.shared.clone();
         let came_all = if last.has_failed { Err(FlushError::Ended) } else { Ok(()) };
-        let ended = flushed.and(self.delivery.end()).and(came_all);
+        let ended = flushed.and(self.end()).and(came_all);
         // Nothing is reported from here on.
         reporter.close();
         _ = ending.answer.set(ended);

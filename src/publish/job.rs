@@ -21,27 +21,40 @@ use crate::unwind::Module;
 #[derive(Debug)]
 pub(crate) enum Job {
     Export {
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
+        unnamed: UnnamedProfile,
         kept: Vec<KeptSpan>,
         room: MemoryReservation,
         reservation: Option<Reservation>,
     },
     /// Symbolize the profile of a reference span, and add it to what is typical.
     Reference {
-        profile: Box<Profile>,
-        modules: HashMap<MappingId, Arc<Module>>,
+        unnamed: UnnamedProfile,
         reference: Box<ClosedReference>,
         now_ns: u64,
         /// Dropped once that is done.
         on_way: Arc<()>,
     },
     /// Symbolize a profile for a caller that waits for it.
-    Reply { profile: Box<Profile>, modules: HashMap<MappingId, Arc<Module>>, asked: Asked },
+    Reply {
+        unnamed: UnnamedProfile,
+        asked: Asked,
+    },
     /// Acknowledge once all earlier jobs are done.
     Done(FlushRequest),
-    /// Stop when all earlier jobs are done.
     Stop(ShutdownDeadline),
+}
+
+/// A profile without symbols, and the modules that symbolization needs.
+#[derive(Debug)]
+pub(crate) struct UnnamedProfile {
+    pub(crate) profile: Box<Profile>,
+    pub(crate) modules: HashMap<MappingId, Arc<Module>>,
+}
+
+impl From<(Profile, HashMap<MappingId, Arc<Module>>)> for UnnamedProfile {
+    fn from((profile, modules): (Profile, HashMap<MappingId, Arc<Module>>)) -> Self {
+        Self { profile: Box::new(profile), modules }
+    }
 }
 
 #[derive(Debug)]
@@ -65,7 +78,6 @@ impl Asked {
 /// Why not everything was delivered, if so.
 pub(crate) type FlushResult = Result<(), FlushError>;
 
-/// A caller that waits until a deadline.
 #[derive(Debug)]
 pub(crate) struct FlushRequest {
     pub(crate) done: Reply<FlushResult>,
@@ -108,11 +120,9 @@ impl ShutdownDeadline {
 #[derive(Debug, Default)]
 pub(crate) struct PendingReplies(Arc<()>);
 
-/// More callers than these are not answered.
 const MAX_PENDING: usize = 64;
 
 impl PendingReplies {
-    /// Begins a question, unless there are too many.
     pub(crate) fn ask<T>(&self) -> Option<(Reply<T>, Receiver<T>)> {
         let _uncounted = SuspendCounting::begin();
         let (reply, answer) = channel::bounded(1);
@@ -123,7 +133,6 @@ impl PendingReplies {
     }
 }
 
-/// A question until it is answered or dropped.
 #[derive(Debug)]
 pub(crate) struct Reply<T> {
     reply: Sender<T>,

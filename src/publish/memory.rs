@@ -56,7 +56,6 @@ impl MemoryBudget {
 }
 
 impl MemoryReservation {
-    /// Gives back what is not needed.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let rest = self.most_bytes.saturating_sub(bytes);
         self.most_bytes -= rest;

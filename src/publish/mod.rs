@@ -20,12 +20,10 @@ use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam::channel::{self, Receiver, Sender};
 
 use self::delivery::Delivery;
-use self::exporting::ExportThread;
 use self::worker::SymbolsThread;
 use crate::export::Exporter;
 use crate::history::{HistorySettings, HourlyHistory};
@@ -37,7 +35,7 @@ use crate::sys::{Files, FilesGuard};
 pub(crate) use delivery::PublishState;
 pub(crate) use ending::{ANSWERED_WITHIN, ShutdownResult};
 pub(crate) use job::{
-    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline,
+    Asked, FlushRequest, FlushResult, Job, PendingReplies, Reply, ShutdownDeadline, UnnamedProfile,
 };
 pub(crate) use memory::{MemoryBudget, waiting_profiles};
 pub(crate) use open_span::link_of;
@@ -65,11 +63,7 @@ pub(crate) struct PublisherParts {
 }
 
 impl PublisherParts {
-    /// Starts the threads. They end after [`Job::Stop`].
-    ///
-    /// # Errors
-    ///
-    /// If the system refuses to create a thread. Those that were started end.
+    /// Starts the threads. They end after [`Job::Stop`], or if the system refuses to create one of them.
     pub(crate) fn start(self) -> io::Result<()> {
         let reporter = Arc::clone(&self.shared.reporter);
         self.start_threads().inspect_err(|_| reporter.close())
@@ -89,23 +83,13 @@ impl PublisherParts {
         }
         let (of_export, own_files) = (shared.clone(), Arc::clone(&files));
         spawn_ignored("profiling-export", move || {
-            let delivery = Delivery::new(of_export, exporter, own_files, problem);
-            ExportThread { jobs: to_export, delivery, history, _delivers: delivers }.run();
+            let _delivers = delivers;
+            Delivery::new(of_export, exporter, own_files, problem).run(&to_export, history);
         })?;
         spawn_ignored("profiling-symbols", move || {
-            let (symbolizer, symbolized, reported) = (None, Instant::now(), HashSet::new());
-            SymbolsThread {
-                shared,
-                jobs,
-                exports,
-                files,
-                symbols,
-                symbolizer,
-                symbolized,
-                reported,
-                recent: VecDeque::new(),
-            }
-            .run();
+            let (symbolizer, reported, recent) = (None, HashSet::new(), VecDeque::new());
+            SymbolsThread { shared, jobs, exports, files, symbols, symbolizer, reported, recent }
+                .run();
         })
     }
 }

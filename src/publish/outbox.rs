@@ -20,7 +20,6 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 const DOUBT: Duration = Duration::from_secs(10);
 /// The longest pause that a receiver can ask for.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60 * 60);
-/// How many profiles in the fallback directory are queued to be sent.
 const MAX_STORED: usize = 4096;
 
 #[derive(Debug)]
@@ -75,15 +74,13 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Adds a profile to the end, before those that are stored.
+    /// Adds a profile to the end, before those that are stored. One that is stored now is the last of these; of too many, the
+    /// oldest only stays in the directory.
     pub(super) fn add(&mut self, outgoing: Outgoing) {
         let stored = self.queue.partition_point(|other| !other.is_stored());
-        self.queue.insert(stored, outgoing);
-    }
-
-    /// Adds a profile that is stored now. If there are too many, the oldest only stays in the directory.
-    pub(super) fn add_stored(&mut self, outgoing: Outgoing) {
-        let stored = self.queue.partition_point(|other| !other.is_stored());
+        if !outgoing.is_stored() || outgoing.is_repeated {
+            return self.queue.insert(stored, outgoing);
+        }
         if self.queue.len() - stored >= MAX_STORED {
             self.queue.remove(stored);
         }
@@ -105,18 +102,14 @@ impl Outbox {
         self.queue.iter().chain(self.sending.iter().flatten())
     }
 
-    pub(super) fn has(&self, is_it: impl Fn(&Outgoing) -> bool) -> bool {
-        self.queue.iter().any(is_it)
-    }
-
     /// Why a remote has no room for another profile, if that is so.
     pub(super) fn is_full(&self) -> Option<String> {
-        let messages = self.all().filter_map(|outgoing| match &outgoing.content {
-            Content::Encoded { message, .. } => Some(message),
-            Content::Whole(_) | Content::Stored(_) => None,
-        });
-        let (profiles, bytes) =
-            messages.fold((0, 0), |(count, bytes), message| (count + 1, bytes + message.len()));
+        let (mut profiles, mut bytes) = (0, 0);
+        for outgoing in self.all() {
+            if let Content::Encoded { message, .. } = &outgoing.content {
+                (profiles, bytes) = (profiles + 1, bytes + message.len());
+            }
+        }
         let is_full = profiles >= self.limits.profiles || bytes >= self.limits.bytes;
         is_full.then(|| {
             let mib = bytes as f64 / (1024.0 * 1024.0);
@@ -125,7 +118,6 @@ impl Outbox {
     }
 }
 
-/// The state since an attempt failed.
 pub(super) struct Outage {
     since: Instant,
     pub(super) until: Instant,
@@ -207,7 +199,6 @@ impl Outage {
     }
 }
 
-/// How the way of a profile ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeliveryOutcome {
     Delivered,

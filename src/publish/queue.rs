@@ -20,15 +20,13 @@ struct QueueState<T> {
     size: usize,
     added: u64,
     done: u64,
-    /// The thread works on an item.
-    is_busy: bool,
     is_closed: bool,
 }
 
 impl<T> Queue<T> {
     pub(super) fn new(most: usize) -> Self {
-        let (items, is_busy, is_closed) = (VecDeque::new(), false, false);
-        let state = QueueState { items, size: 0, added: 0, done: 0, is_busy, is_closed };
+        let items = VecDeque::new();
+        let state = QueueState { items, size: 0, added: 0, done: 0, is_closed: false };
         let (has_more, is_done) = (Condvar::new(), Condvar::new());
         Self { state: Mutex::new(state), has_more, is_done, most }
     }
@@ -56,14 +54,11 @@ impl<T> Queue<T> {
     /// Waits for the next item; the one before is done. `None` once the queue is closed and empty.
     pub(super) fn next(&self) -> Option<T> {
         let mut state = self.lock();
-        if std::mem::take(&mut state.is_busy) {
-            state.done += 1;
-            self.is_done.notify_all();
-        }
+        state.done = state.added - state.items.len() as u64;
+        self.is_done.notify_all();
         loop {
             if let Some((item, size)) = state.items.pop_front() {
                 state.size -= size;
-                state.is_busy = true;
                 return Some(item);
             }
             if state.is_closed {
@@ -98,7 +93,6 @@ impl<T> Queue<T> {
         true
     }
 
-    /// What waits, without waiting for more.
     #[cfg(test)]
     pub(super) fn take_all(&self) -> Vec<T> {
         let mut state = self.lock();

@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tracing::Dispatch;
@@ -91,7 +91,6 @@ impl Reporter {
         self.log.wait(deadline) && has_returned
     }
 
-    /// Waits until everything that was logged before is written.
     pub(crate) fn wait_for_log(&self, deadline: Instant) {
         self.log.wait(deadline);
     }
@@ -103,8 +102,9 @@ impl Reporter {
     }
 
     pub(crate) fn run_log(&self) {
-        let (mut hint, mut lost) = (NameHint::default(), LostLines::default());
-        let mut is_missing = false;
+        let (mut hint, mut is_missing) = (NameHint::default(), false);
+        // How many lines were dropped when that was last said, and when.
+        let (mut said, mut said_at) = (0, None::<Instant>);
         while let Some(item) = self.log.next() {
             match item {
                 LogItem::Event(event) => {
@@ -118,8 +118,17 @@ impl Reporter {
                     }
                 }
             }
-            if let Some(event) = lost.event(&self.counters.reports.dropped_log_full, &self.log) {
-                self.emit(&event);
+            let all = self.counters.reports.dropped_log_full.load(Ordering::Relaxed);
+            let is_due = || said_at.is_none_or(|at| at.elapsed() >= LOST_INTERVAL);
+            if all > said && (is_due() || self.log.is_empty()) {
+                let more = all - said;
+                (said, said_at) = (all, Some(Instant::now()));
+                let message = format!(
+                    "{more} events of this layer were not logged, since the log did not take them for too long (does \
+                     anything read the program's output?); no profile was lost by that"
+                );
+                let event = LogEvent::warning(LogKind::LogBlocked, message);
+                self.emit(&LogEvent { count: Some(more), ..event });
             }
         }
     }
@@ -150,34 +159,9 @@ impl Reporter {
         _ = catch_unwind(AssertUnwindSafe(|| sys::Forks::log_between(write)));
     }
 
-    /// What waits for the log.
     #[cfg(test)]
     pub(crate) fn take_log(&self) -> Vec<LogItem> {
         self.log.take_all()
-    }
-}
-
-/// How many lines were dropped, and when that was last said.
-#[derive(Default)]
-struct LostLines {
-    said: u64,
-    at: Option<Instant>,
-}
-
-impl LostLines {
-    fn event(&mut self, all: &AtomicU64, log: &Queue<LogItem>) -> Option<LogEvent> {
-        let all = all.load(Ordering::Relaxed);
-        let more = all - self.said;
-        let is_due = || self.at.is_none_or(|at| at.elapsed() >= LOST_INTERVAL) || log.is_empty();
-        if more == 0 || !is_due() {
-            return None;
-        }
-        (self.said, self.at) = (all, Some(Instant::now()));
-        let message = format!(
-            "{more} events of this layer were not logged, since the log did not take them for too long (does \
-             anything read the program's output?); no profile was lost by that"
-        );
-        Some(LogEvent { count: Some(more), ..LogEvent::warning(LogKind::LogBlocked, message) })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The thread that reads symbols.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::mem::{self, Discriminant};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,21 +10,20 @@ use crossbeam::channel::{self, Receiver, Sender, select};
 
 use super::delivery::PublishState;
 use super::exporting::ExportJob;
-use super::job::{Job, ShutdownDeadline};
+use super::job::{Job, ShutdownDeadline, UnnamedProfile};
 use super::memory::MemoryReservation;
 use super::outbox::HeldProfile;
 use crate::budget::passed;
 use crate::facts::Facts;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Compared, Hotspots, MappingId, Profile, SampleKind, Symbolized};
+use crate::profile::{Compared, Hotspots, Profile, SampleKind, Symbolized};
 use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
 use crate::stats::Counters;
 use crate::symbols::{Missing, SymbolProblem, SymbolSettings, Symbolizer};
 use crate::sys::{self, Files, FilesGuard};
-use crate::unwind::Module;
 
 /// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
@@ -42,9 +41,8 @@ pub(super) struct SymbolsThread {
     pub(super) exports: Sender<ExportJob>,
     pub(super) files: Arc<Files>,
     pub(super) symbols: SymbolSettings,
-    pub(super) symbolizer: Option<FilesGuard<Symbolizer>>,
-    /// When the symbolizer was last used.
-    pub(super) symbolized: Instant,
+    /// With when it was last used.
+    pub(super) symbolizer: Option<(FilesGuard<Symbolizer>, Instant)>,
     /// The problems that were logged, by file.
     pub(super) reported: HashSet<(Discriminant<SymbolProblem>, Option<String>)>,
     /// The last kept spans that ran in one function: name, begin and end, and the function. The latest first.
@@ -54,7 +52,7 @@ pub(super) struct SymbolsThread {
 impl SymbolsThread {
     pub(super) fn run(mut self) {
         loop {
-            let forget = self.symbolizer.as_ref().map(|_| self.symbolized + FORGET_AFTER);
+            let forget = self.symbolizer.as_ref().map(|(_, used)| *used + FORGET_AFTER);
             let wake = forget.map_or_else(channel::never, channel::at);
             let job = select! {
                 recv(self.jobs) -> job => Some(job.unwrap_or(Job::Stop(ShutdownDeadline::FAILED))),
@@ -62,14 +60,14 @@ impl SymbolsThread {
             };
             // In the order in which they came.
             match job {
-                Some(Job::Export { profile, modules, kept, room, reservation }) => {
-                    let job = self.prepare(profile, &modules, &kept, (room, reservation));
+                Some(Job::Export { unnamed, kept, room, reservation }) => {
+                    let job = self.prepare(unnamed, &kept, (room, reservation));
                     _ = self.exports.send(job);
                 }
-                Some(Job::Reference { profile, modules, reference, now_ns, on_way: _on_way }) => {
+                Some(Job::Reference { unnamed, reference, now_ns, on_way: _on_way }) => {
                     let began_ns = sys::thread_cpu_ns();
                     let ClosedReference { span, weight, spent_ns, .. } = *reference;
-                    if let Some(profile) = self.symbolize_for_caller(profile, &modules) {
+                    if let Some(profile) = self.symbolize(unnamed, usize::MAX) {
                         self.shared.references.add(&profile, &span.facts, weight, now_ns);
                     } else {
                         self.shared.references.fail();
@@ -78,9 +76,9 @@ impl SymbolsThread {
                     let choice = &self.shared.references.choice;
                     took_ns.into_iter().for_each(|ns| choice.spend(ns + spent_ns));
                 }
-                Some(Job::Reply { profile, modules, asked }) => {
-                    let symbolized = self.symbolize_for_caller(profile, &modules);
-                    _ = symbolized.map(|profile| asked.answer(profile));
+                Some(Job::Reply { unnamed, asked }) => {
+                    // A caller gets no answer if that panics.
+                    _ = self.symbolize(unnamed, usize::MAX).map(|profile| asked.answer(profile));
                 }
                 Some(Job::Done(waiting)) => _ = self.exports.send(ExportJob::Done(waiting)),
                 Some(Job::Stop(last)) => {
@@ -90,59 +88,51 @@ impl SymbolsThread {
                 None => {}
             }
             // Also done if jobs keep coming.
-            if self.symbolized.elapsed() >= FORGET_AFTER {
-                self.symbolizer = None;
-            }
+            self.symbolizer.take_if(|(_, used)| used.elapsed() >= FORGET_AFTER);
         }
     }
 
-    /// Symbolizes and redacts a profile.
     fn prepare(
         &mut self,
-        profile: Box<Profile>,
-        modules: &HashMap<MappingId, Arc<Module>>,
+        unnamed: UnnamedProfile,
         kept: &[KeptSpan],
         (mut room, reservation): (MemoryReservation, Option<Reservation>),
     ) -> ExportJob {
-        crate::sys::read_filters();
-        let mut report = Kept { samples: profile.sample_count(), ..report::unexported(kept) };
+        sys::read_filters();
+        let samples = unnamed.profile.sample_count();
+        let mut report = Kept { samples, ..report::unexported(kept) };
         if !self.files.still_owned() {
             // [`FilesGuard`] leaks it if its files were closed. A new one opens its own files.
             self.symbolizer = None;
         }
-        // Debug information is large, untrusted input. A panic there must not prevent all later profiles.
         room.grow();
-        let most_bytes = room.most_bytes;
-        match catch_unwind(AssertUnwindSafe(|| self.symbolize(profile, modules, most_bytes))) {
-            Ok(mut profile) => {
-                room.shrink(profile.bytes());
-                report.samples = profile.sample_count();
-                report.waits = profile.waits();
-                report.awaits = profile.awaits();
-                report.hotspots = profile.hotspots();
-                self.place(&profile.spans, &mut report.hotspots);
-                // Of further spans, it is not known which are inside others.
-                let is_topmost = profile.spans.iter().map(|span| span.is_topmost);
-                let is_topmost = is_topmost.chain(std::iter::repeat(true));
-                for (span, is_topmost) in report.spans.iter_mut().zip(is_topmost) {
-                    span.facts.is_topmost = is_topmost;
-                }
-                report::describe_waits(&mut profile, &report.waits);
-                profile.compared = self.compared(&profile);
-                report.compared = profile.compared.as_ref().map(|compared| compared.summary());
-                report.coverage = profile.coverage();
-                let headline = |first| report::kept_event::headline(first, &report);
-                profile.headline = report.spans.first().map(headline).unwrap_or_default();
-                let since = Instant::now();
-                let held =
-                    HeldProfile { profile, report, since, _room: room, _permit: reservation };
-                ExportJob::Deliver(Box::new(held))
-            }
-            Err(_) => {
-                self.symbolizer = None;
-                ExportJob::Lose(Box::new(report))
-            }
+        let Some(mut profile) = self.symbolize(unnamed, room.most_bytes) else {
+            return ExportJob::Lose(Box::new(report));
+        };
+        room.shrink(profile.bytes());
+        report.samples = profile.sample_count();
+        report.waits = profile.waits();
+        report.awaits = profile.awaits();
+        report.hotspots = profile.hotspots();
+        self.place(&profile.spans, &mut report.hotspots);
+        // Of further spans, it is not known which are inside others.
+        let is_topmost = profile.spans.iter().map(|span| span.is_topmost);
+        let is_topmost = is_topmost.chain(std::iter::repeat(true));
+        for (span, is_topmost) in report.spans.iter_mut().zip(is_topmost) {
+            span.facts.is_topmost = is_topmost;
         }
+        report::describe_waits(&mut profile, &report.waits);
+        // The outermost of which there are reference spans, against these.
+        let mut closed = profile.spans.iter().filter(|span| !span.is_open);
+        let compared = closed.find_map(|span| self.shared.references.compare(&profile, span));
+        report.compared = compared.as_ref().map(Compared::summary);
+        profile.compared = compared.map(Arc::new);
+        report.coverage = profile.coverage();
+        let headline = |first| report::kept_event::headline(first, &report);
+        profile.headline = report.spans.first().map(headline).unwrap_or_default();
+        let since = Instant::now();
+        let held = HeldProfile { profile, report, since, _room: room, _permit: reservation };
+        ExportJob::Deliver(Box::new(held))
     }
 
     /// Says in which functions spans were that left the thread of the first one, and remembers in which that one was.
@@ -169,41 +159,26 @@ impl SymbolsThread {
         }
     }
 
-    /// The outermost kept span of a profile of whose cohort there are reference spans, against these.
-    fn compared(&self, profile: &Profile) -> Option<Arc<Compared>> {
-        let mut closed = profile.spans.iter().filter(|span| !span.is_open);
-        closed.find_map(|span| self.shared.references.compare(profile, span)).map(Arc::new)
-    }
-
-    /// Symbolizes a profile for a caller, who gets no answer if that panics.
-    fn symbolize_for_caller(
-        &mut self,
-        profile: Box<Profile>,
-        modules: &HashMap<MappingId, Arc<Module>>,
-    ) -> Option<Profile> {
-        let symbolize = || self.symbolize(profile, modules, usize::MAX);
-        let symbolized = catch_unwind(AssertUnwindSafe(symbolize));
+    /// Debug information is large, untrusted input. A panic there must not prevent all later profiles.
+    fn symbolize(&mut self, unnamed: UnnamedProfile, most_bytes: usize) -> Option<Profile> {
+        let symbolized = catch_unwind(AssertUnwindSafe(|| self.try_symbolize(unnamed, most_bytes)));
         symbolized.inspect_err(|_| self.symbolizer = None).ok()
     }
 
-    fn symbolize(
-        &mut self,
-        profile: Box<Profile>,
-        modules: &HashMap<MappingId, Arc<Module>>,
-        most_bytes: usize,
-    ) -> Profile {
+    fn try_symbolize(&mut self, unnamed: UnnamedProfile, most_bytes: usize) -> Profile {
         let (settings, files) = (self.symbols, &self.files);
-        let symbolizer = || FilesGuard::new(Symbolizer::new(settings), files);
-        let symbolizer = self.symbolizer.get_or_insert_with(symbolizer);
+        let new = || (FilesGuard::new(Symbolizer::new(settings), files), Instant::now());
+        let (symbolizer, used) = self.symbolizer.get_or_insert_with(new);
         let names = &self.shared.redaction;
-        let mut symbolized = symbolizer.symbolize(&profile, modules, names, most_bytes);
+        let UnnamedProfile { profile, modules } = unnamed;
+        let mut symbolized = symbolizer.symbolize(&profile, &modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
         let resource = self.shared.references.context().resource();
         symbolized.profile.notes.extend(report::machine(resource));
         let Symbolized { profile, downsampled, .. } = symbolized;
         Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);
-        self.symbolized = Instant::now();
+        *used = Instant::now();
         for missing in symbolizer.take_missing() {
             if matches!(missing.lack, SymbolProblem::TooLarge { .. }) {
                 Counters::add(&self.shared.counters.profiles.symbols_over_limit, 1);

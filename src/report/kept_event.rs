@@ -296,7 +296,12 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let of = if others { "; of all spans:" } else { "," };
     let ran = format!("{} on-CPU{}{of} ", Ns(ran_ns), inside.unwrap_or_default());
     let hotspot = own.map(|hotspot| if is_known { ran + &hotspot } else { hotspot });
-    let uncovered = uncovered(kept).filter(|_| is_known && ran_ns >= LONG_NS);
+    // As of threads that ran for less than a sampling interval.
+    let uncovered = kept.coverage.filter(|_| is_known && ran_ns >= LONG_NS);
+    let uncovered = uncovered.filter(|share| *share < NEARLY_ALL).map(|share| match share {
+        0.0 => "no sample of its on-CPU time".to_owned(),
+        _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
+    });
     joined([hotspot, uncovered])
 }
 
@@ -365,7 +370,6 @@ fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
     Some(format!("{count} {waits} of {}, {why}: {share:.0} % of its time", Ns(mean_ns)))
 }
 
-/// What it allocated, if that is much.
 fn allocated(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let all = first.times().allocations.as_ref()?;
     let is_worth_saying = Allocated(all).is_much() || first.reasons().are_of_allocations();
@@ -428,15 +432,6 @@ fn many_children(many: &ChildTotals) -> String {
     format!("{} × `{name}`, {} {order}{open}", many.count, Ns(many.total_ns))
 }
 
-/// Says that the samples do not represent all of the on-CPU time, as of threads that ran for less than a sampling interval.
-fn uncovered(kept: &Kept) -> Option<String> {
-    let share = kept.coverage.filter(|share| *share < NEARLY_ALL)?;
-    Some(match share {
-        0.0 => "no sample of its on-CPU time".to_owned(),
-        _ => format!("the samples represent {:.0} % of the on-CPU time", (share * 100.0).max(1.0)),
-    })
-}
-
 /// How many times it was pending in all, if that is often and all awaits are its own.
 fn often(first: &KeptSpan, kept: &Kept) -> String {
     let are_own = kept.awaits.are_of_topmost && kept.spans.len() == 1;
@@ -478,7 +473,6 @@ fn idle(first: &KeptSpan, kept: &Kept) -> Option<String> {
     })
 }
 
-/// Why a span has no profile.
 pub(crate) fn without_profile(why: NoProfile, span: &KeptSpan) -> String {
     let TimeBreakdown { wall_ns, off_cpu_ns, on_cpu_error_ns, idle_ns, other_spans_ns, .. } =
         *span.times();

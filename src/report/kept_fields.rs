@@ -74,7 +74,6 @@ static METADATA: Metadata<'static> = tracing::metadata! {
 /// Nothing is said of a larger coverage.
 pub(super) const NEARLY_ALL: f64 = 0.9;
 
-/// The fields of an event.
 #[derive(Default)]
 pub(crate) struct Fields(Vec<(&'static str, Box<dyn Value>)>);
 

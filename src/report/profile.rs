@@ -20,11 +20,9 @@ use crate::span::SpanKey;
 use crate::sys::FilteredSyscall;
 use crate::text::ShortBytes;
 
-/// Shorter times are left out of texts.
 pub(crate) const WORTH_REPORTING: u64 = 1_000_000;
 /// All waits of this length are captured, and some shorter ones.
 pub(crate) const WAIT_NS: u64 = 10_000_000;
-/// How the names of the layer's attributes begin.
 const OWN_ATTRIBUTES: &str = "profile.";
 /// How many spans have a note of their own above the picture, or a name in a log line.
 const MOST_NOTED: usize = 4;
@@ -252,7 +250,6 @@ pub(crate) fn outermost_first(kept: &[KeptSpan]) -> Vec<KeptSpan> {
     kept
 }
 
-/// The report of spans without a profile.
 pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
     let mut spans = outermost_first(kept);
     for span in &mut spans {
@@ -261,7 +258,6 @@ pub(crate) fn unexported(kept: &[KeptSpan]) -> Kept {
     Kept { spans, ..Kept::default() }
 }
 
-/// The log event of kept spans that have none of their own.
 pub(crate) fn unreported(count: u64) -> LogEvent {
     let (spans, have) = if count == 1 { ("span", "has") } else { ("spans", "have") };
     let message = format!(
@@ -322,7 +318,6 @@ pub(crate) const LOST_SIGNAL: &str = "the program has installed a handler for th
 pub(crate) const SMALL_SIGNAL_STACK: &str = "threads whose alternate signal stack (`sigaltstack`) is too small for a \
     timer's signal are not sampled: give it 16 KiB, or allow perf";
 
-/// The log event of a lowered sampling rate.
 pub(crate) fn lowered_rate(percent: u32, times: f64) -> LogEvent {
     let message = format!(
         "reading samples took more than {percent} % of a core: the sampling rate is reduced to {:.0} % \
@@ -356,34 +351,24 @@ pub(crate) fn cut_stacks(losses: &Losses, samples: usize, stack_bytes: usize) ->
     })
 }
 
-/// The number of system calls that were reported because a seccomp filter kills the process at them.
-#[derive(Debug, Default)]
-pub(crate) struct ForbiddenCalls(usize);
-
-impl ForbiddenCalls {
-    /// The log event, if there are more than before.
-    pub(crate) fn event(&mut self) -> Option<LogEvent> {
-        let calls: Vec<_> = FilteredSyscall::forbidden().collect();
-        if std::mem::replace(&mut self.0, calls.len()) >= calls.len() {
-            return None;
-        }
-        let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
-        let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
-        let missing: Vec<_> = missing.into_iter().collect();
-        let message = format!(
-            "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
-             let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
-            names.join(", "),
-            missing.join(", "),
-        );
-        Some(LogEvent {
-            value: Some(names.join(",")),
-            ..LogEvent::warning(LogKind::CallsForbidden, message)
-        })
+/// The log event of system calls at which a seccomp filter kills the process, if there are more than before.
+pub(crate) fn forbidden_calls(known: &mut usize) -> Option<LogEvent> {
+    let calls: Vec<_> = FilteredSyscall::forbidden().collect();
+    if std::mem::replace(known, calls.len()) >= calls.len() {
+        return None;
     }
+    let names: Vec<_> = calls.iter().map(|call| call.name()).collect();
+    let missing: BTreeSet<_> = calls.iter().map(|call| without(*call)).collect();
+    let message = format!(
+        "a seccomp filter ends this process at {}, so the profiler does not call it and lacks: {}; allow it, or \
+         let the filter refuse it (`SystemCallFilter=` and `SystemCallErrorNumber=EPERM` of systemd)",
+        names.join(", "),
+        missing.into_iter().collect::<Vec<_>>().join(", "),
+    );
+    let event = LogEvent::warning(LogKind::CallsForbidden, message);
+    Some(LogEvent { value: Some(names.join(",")), ..event })
 }
 
-/// What is missing without a system call.
 fn without(call: FilteredSyscall) -> &'static str {
     match call {
         FilteredSyscall::PerfEventOpen => "the perf source",

@@ -7,61 +7,51 @@ const NO_STACKS: &str = "source none: kept spans have times but no stacks";
 
 /// Describes the source, its limits and how to lift them. The flag is true if it is less than was requested.
 pub(crate) fn source(sampler: &Sampler) -> (String, bool) {
-    let (mut line, mut is_less) = without_limits(sampler);
-    for missing in unreadable(sampler) {
-        line = format!("{line}; {missing}");
-        is_less = true;
-    }
-    (line, is_less)
+    let (line, is_less) = without_limits(sampler);
+    let all: Vec<_> = std::iter::once(line).chain(unreadable(sampler)).collect();
+    (all.join("; "), is_less || all.len() > 1)
 }
 
 fn without_limits(sampler: &Sampler) -> (String, bool) {
-    let (probed, rate) = (sampler.probed(), rate(sampler.periods()));
+    let (probed, Periods { full_ns, low_ns }) = (sampler.probed(), sampler.periods());
+    let mut rate = format!("{:.0} samples per second of CPU time", per_second(full_ns));
+    if low_ns != full_ns {
+        rate = format!("{rate}, down to {:.0} for a busy thread", per_second(low_ns));
+    }
     if probed.refused() == Some(WhyRefused::OtherSystem) {
         let where_it_can = "threads can be sampled only on Linux (x86-64 and aarch64)";
         return (format!("{NO_STACKS}; {where_it_can}"), true);
     }
-    let perf_refused = match &probed.perf {
-        Some(perf) => match perf.refused {
-            None => {
-                let kernel = match perf.sees_kernel() {
-                    true => "time in the kernel has kernel frames",
-                    false => {
-                        "time in the kernel is a single frame (kernel functions need CAP_PERFMON or \
-                         kernel.perf_event_paranoid=1)"
-                    }
-                };
-                return (format!("source perf: {rate}; {kernel}"), false);
-            }
-            Some(why) => why.to_string(),
-        },
-        None => "it was not requested".to_owned(),
-    };
-    let Some(timers) = &probed.timers else {
-        return match &probed.perf {
-            None => {
-                let line = "source none, as configured: kept spans have times but no stacks";
-                (line.to_owned(), false)
-            }
-            Some(_) => {
-                let otherwise = "or set TRACING_PROFILING_SOURCE=auto";
-                (format!("{NO_STACKS}; perf is not used: {perf_refused}; {otherwise}"), true)
+    if let Some(perf) = probed.perf.as_ref().filter(|perf| perf.refused.is_none()) {
+        let kernel = match perf.sees_kernel() {
+            true => "has kernel frames",
+            false => {
+                "is a single frame (kernel functions need CAP_PERFMON or kernel.perf_event_paranoid=1)"
             }
         };
+        return (format!("source perf: {rate}; time in the kernel {kernel}"), false);
+    }
+    let refused = probed.perf.as_ref().and_then(|perf| perf.refused).map(|why| why.to_string());
+    let perf_refused = refused.as_deref().unwrap_or("it was not requested");
+    let Some(timers) = &probed.timers else {
+        let line = match refused {
+            None => "source none, as configured: kept spans have times but no stacks".to_owned(),
+            Some(_) => format!(
+                "{NO_STACKS}; perf is not used: {perf_refused}; or set TRACING_PROFILING_SOURCE=auto"
+            ),
+        };
+        return (line, refused.is_some());
     };
     if let Some(why) = probed.timers_refused {
         let why = format!("timers are not used: {why}; perf is not used: {perf_refused}");
         return (format!("{NO_STACKS}; {why}"), true);
     }
-    let period_ns = sampler.periods().full_ns;
-    let rate = match timers.tick_ns() {
-        Some(tick_ns) if tick_ns > period_ns => format!(
-            "{:.0} samples per second of CPU time, the kernel's tick, instead of {:.0}",
-            per_second(tick_ns),
-            per_second(period_ns)
-        ),
-        _ => rate,
-    };
+    if let Some(tick_ns) = timers.tick_ns().filter(|tick_ns| *tick_ns > full_ns) {
+        let [tick, full] = [tick_ns, full_ns].map(per_second);
+        rate = format!(
+            "{tick:.0} samples per second of CPU time, the kernel's tick, instead of {full:.0}"
+        );
+    }
     // As gdb calls it.
     let signal = match timers.signal() {
         Ok(27) => "SIGPROF".to_owned(),
@@ -133,12 +123,4 @@ pub(crate) fn no_continuous(sampler: &Sampler) -> Option<String> {
 
 fn per_second(period_ns: u64) -> f64 {
     1e9 / period_ns.max(1) as f64
-}
-
-fn rate(Periods { full_ns, low_ns }: Periods) -> String {
-    let full = format!("{:.0} samples per second of CPU time", per_second(full_ns));
-    match low_ns == full_ns {
-        true => full,
-        false => format!("{full}, down to {:.0} for a busy thread", per_second(low_ns)),
-    }
 }

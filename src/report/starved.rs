@@ -19,15 +19,13 @@ pub(crate) fn waited_for_cpu(facts: &Facts) -> Option<u64> {
 
 /// For how long it waited for a CPU, which threads ran then, and for how long its control group was throttled, if that matters.
 pub(crate) fn starved(facts: &Facts) -> Option<String> {
-    let waited = waited_for_cpu(facts).map(|ns| format!("{} waiting for a CPU", Ns(ns)));
+    let waited = waited_for_cpu(facts).map(|ns| match &facts.starved.rivals {
+        // They ran while it was open, not only while it waited.
+        Some(rivals) => format!("{} waiting for a CPU, beside {rivals}", Ns(ns)),
+        None => format!("{} waiting for a CPU", Ns(ns)),
+    });
     let throttled = much(facts, Measure::Throttled)
         .map(|ns| format!("its control group was throttled for {} (all CPUs together)", Ns(ns)));
-    let rivals = facts.starved.rivals.clone().filter(|_| waited.is_some());
-    // They ran while it was open, not only while it waited.
-    let waited = match (waited, rivals) {
-        (Some(waited), Some(rivals)) => Some(format!("{waited}, beside {rivals}")),
-        (waited, _) => waited,
-    };
     match (waited, throttled) {
         (Some(waited), Some(throttled)) => Some(format!("{waited}, while {throttled}")),
         (waited, throttled) => waited.or(throttled),

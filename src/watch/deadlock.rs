@@ -23,7 +23,6 @@ pub(super) struct Deadlock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DeadlockedWait {
     tid: u32,
-    lock: u64,
     holder: u32,
     is_inferred: bool,
 }
@@ -73,7 +72,6 @@ impl Deadlock {
         self.waits.iter().any(|wait| wait.tid == tid)
     }
 
-    /// In words. `name` describes a thread.
     pub(super) fn in_words(&self, name: impl Fn(u32) -> String) -> String {
         let is_inferred = self.waits.iter().any(|wait| wait.is_inferred);
         let inferred = if is_inferred { " (inferred)" } else { "" };
@@ -107,7 +105,7 @@ fn without_end(mut waits: Vec<(u32, u64)>, holders: &PossibleHolders) -> Vec<Dea
     }
     let with_holder = |(tid, lock): (u32, u64)| {
         let (times, holder) = *holders(lock).iter().max()?;
-        Some(DeadlockedWait { tid, lock, holder, is_inferred: times != OWNER })
+        Some(DeadlockedWait { tid, holder, is_inferred: times != OWNER })
     };
     waits.into_iter().filter_map(with_holder).collect()
 }
@@ -138,12 +136,12 @@ mod tests {
 
     /// Each thread, and the one whose lock it waits for. The tids of those in circles.
     fn circles(waits: &[(u32, u32)]) -> Vec<Vec<u32>> {
-        let waits = waits.iter().map(|(tid, of)| DeadlockedWait {
+        let wait = |(tid, holder): &(u32, u32)| DeadlockedWait {
             tid: *tid,
-            lock: u64::from(*of),
-            holder: *of,
+            holder: *holder,
             is_inferred: false,
-        });
+        };
+        let waits = waits.iter().map(wait);
         let tids = |it: Deadlock| it.waits.iter().map(|wait| wait.tid).collect();
         cycles(waits.collect()).into_iter().map(tids).collect()
     }
@@ -181,12 +179,7 @@ mod tests {
 
     #[test]
     fn inferred_holders_are_marked() {
-        let wait = |tid, of, is_inferred| DeadlockedWait {
-            tid,
-            lock: 0x10 * u64::from(tid),
-            holder: of,
-            is_inferred,
-        };
+        let wait = |tid, holder, is_inferred| DeadlockedWait { tid, holder, is_inferred };
         let name = |tid| format!("`t{tid}`");
         let certain = Deadlock { waits: vec![wait(1, 2, false), wait(2, 1, false)] };
         assert_eq!(

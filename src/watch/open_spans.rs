@@ -9,7 +9,7 @@ use crate::intake::Intake;
 use crate::profile::{ProfileId, SampleKind};
 use crate::publish::{Asked, Job, OpenSpan, OpenState, Reply, link_of};
 use crate::sinks::{Stack, StackLeaf};
-use crate::span::{OpenSlot, RegistryId, SpanKey};
+use crate::span::{RegistryId, SpanKey};
 use crate::threads::Threads;
 
 /// Spans beyond that number are left out, the youngest first.
@@ -54,7 +54,24 @@ pub(crate) fn list_open(
         let is_there =
             |place: &SpanPlace| (place.state == OpenState::Entered) == slot.entered_ns.is_some();
         let shown = shown.get(&slot.key).filter(|(_, place)| is_there(place));
-        let open = describe_open(engine, slot, shown.map(|(_, place)| place), now_ns);
+        let place = shown.map(|(_, place)| place);
+        let state = match (slot.entered_ns, place) {
+            (Some(_), _) => OpenState::Entered,
+            (None, Some(place)) => place.state,
+            (None, None) => OpenState::Idle,
+        };
+        let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
+        let callsite = engine.callsites.get(slot.plan);
+        let target = callsite.map_or("", |callsite| callsite.metadata.target());
+        let open = OpenSpan {
+            name: engine.name_by(slot.plan).unwrap_or_default(),
+            target: engine.names.redaction.redact_function(target).into_owned(),
+            fields: engine.names.values_of(slot.id).into_vec(),
+            open_for: Duration::from_nanos(slot.open_ns),
+            state,
+            state_for: state_ns.map(Duration::from_nanos),
+            stack: Vec::new(),
+        };
         (open, shown.map(|(key, _)| *key))
     });
     let asked = Asked::OpenSpans(spans.collect(), reply);
@@ -65,8 +82,7 @@ pub(crate) fn list_open(
     });
     let inputs =
         ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-    let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
-    Job::Reply { profile: Box::new(stacks), modules, asked }
+    Job::Reply { unnamed: inputs.profile_of_stacks(ProfileId::NONE, stacks).into(), asked }
 }
 
 /// Where threads are blocked and futures await, by innermost span.
@@ -96,29 +112,4 @@ fn places(
         places.push((span.key, SpanPlace { state, since_ns: intake.clock().raw_ns(at), stack }));
     }
     places
-}
-
-fn describe_open(
-    engine: &Engine,
-    slot: &OpenSlot,
-    place: Option<&SpanPlace>,
-    now_ns: u64,
-) -> OpenSpan {
-    let callsite = engine.callsites.get(slot.plan);
-    let target = callsite.map_or("", |callsite| callsite.metadata.target());
-    let state = match (slot.entered_ns, place) {
-        (Some(_), _) => OpenState::Entered,
-        (None, Some(place)) => place.state,
-        (None, None) => OpenState::Idle,
-    };
-    let state_ns = place.map(|place| now_ns.saturating_sub(place.since_ns)).or(slot.entered_ns);
-    OpenSpan {
-        name: engine.name_by(slot.plan).unwrap_or_default(),
-        target: engine.names.redaction.redact_function(target).into_owned(),
-        fields: engine.names.values_of(slot.id).into_vec(),
-        open_for: Duration::from_nanos(slot.open_ns),
-        state,
-        state_for: state_ns.map(Duration::from_nanos),
-        stack: Vec::new(),
-    }
 }

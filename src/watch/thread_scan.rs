@@ -1,16 +1,17 @@
 //! Finds out where all threads of the process are, for a caller.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::deadlock::Deadlock;
+use super::wall_scan::STEP;
 use crate::assemble::ProfileInputs;
 use crate::engine::Engine;
 use crate::intake::Intake;
 use crate::profile::{DumpedThread, ProfileId, SampleKind, ThreadDump};
 use crate::publish::{Asked, Job, Reply};
-use crate::sinks::{Stack, StackEntry, StackLeaf, StackTree, StoredStack};
-use crate::sys;
+use crate::sinks::{StackEntry, StackLeaf, StackTree, StoredStack};
+use crate::sys::{self, OsThread};
 use crate::text::escaped;
 use crate::threads::{InspectedThread, Threads, inspect};
 
@@ -18,10 +19,7 @@ use crate::threads::{InspectedThread, Threads, inspect};
 const LONGEST: Duration = Duration::from_secs(5);
 /// The memory for stacks. Further threads have none.
 const MAX_BYTES: usize = 4 << 20;
-/// Rings are read after each step, so that none is full.
-const STEP: Duration = Duration::from_millis(5);
 
-/// A dump of all threads until it is complete.
 pub(crate) struct ThreadScan {
     left: VecDeque<u32>,
     found: Vec<FoundThread>,
@@ -30,15 +28,12 @@ pub(crate) struct ThreadScan {
     reply: Reply<Option<ThreadDump>>,
 }
 
-/// A thread at one moment, for the dump.
 struct FoundThread {
-    inspected: InspectedThread,
-    /// The names of its span and of those around it with their routes, the outermost first.
-    spans: Vec<String>,
+    thread: OsThread,
     /// `None` if there was no memory for it.
     stack: Option<StoredStack>,
-    /// How long ago it was in that stack, if that is of a sample.
-    stack_age: Option<Duration>,
+    /// Without its name and stack.
+    shown: DumpedThread,
 }
 
 impl ThreadScan {
@@ -52,8 +47,7 @@ impl ThreadScan {
         let sampled = threads.sampled.by_tid();
         let is_in_span =
             |tid: &u32| sampled.get(tid).is_some_and(|it| it.thread().span().is_some());
-        let in_spans: HashSet<u32> = tids.iter().copied().filter(|tid| is_in_span(tid)).collect();
-        tids.sort_by_key(|tid| !in_spans.contains(tid));
+        tids.sort_by_cached_key(|tid| !is_in_span(tid));
         let (left, found, stacks) = (tids.into(), Vec::new(), StackTree::default());
         Some(Self { left, found, stacks, begun: Instant::now(), reply })
     }
@@ -62,83 +56,62 @@ impl ThreadScan {
     pub(crate) fn step(&mut self, engine: &Engine, intake: &mut Intake, threads: &Threads) -> bool {
         sys::read_filters();
         let (sampled, until) = (threads.sampled.by_tid(), Instant::now() + STEP);
-        let mut inspected = Vec::new();
+        let mut inspected: Vec<InspectedThread> = Vec::new();
         while Instant::now() < until
             && let Some(tid) = self.left.pop_front()
         {
-            let found = inspect(intake, sampled.get(&tid).map(|it| it.thread()), tid);
-            inspected.extend(found.map(|inspected| {
-                let (spans, stack, stack_age) = (Vec::new(), None, None);
-                FoundThread { inspected, spans, stack, stack_age }
-            }));
+            inspected.extend(inspect(intake, sampled.get(&tid).map(|it| it.thread()), tid));
         }
-        name_spans(engine, inspected.iter_mut());
-        inspected.into_iter().for_each(|found| self.add(intake, found));
+        let in_spans = inspected.iter().filter_map(|found| found.span).collect();
+        let open = engine.spans.find_open(&in_spans);
+        for found in inspected {
+            let (stack, stack_age) = found.stack(intake);
+            let InspectedThread { thread, activity, span, .. } = found;
+            // As far as they are still open, the outermost first.
+            let open = open.iter().find(|open| span == Some(open.key));
+            let around = open.and_then(|open| engine.spans.describe(open.id, open.key));
+            let around = around.unwrap_or_default().into_iter();
+            let spans = around.map(|(key, known)| engine.name_of(known.span(key))).collect();
+            let left = MAX_BYTES.saturating_sub(self.stacks.bytes());
+            let stored = self.stacks.add_within(stack.into_iter(), left);
+            let shown = DumpedThread {
+                name: String::new(),
+                tid: thread.tid,
+                activity,
+                blocked_in: None,
+                spans,
+                stack: [].into(),
+                stack_age,
+            };
+            self.found.push(FoundThread { thread, stack: stored, shown });
+        }
         self.left.is_empty() || self.begun.elapsed() >= LONGEST
     }
 
-    fn add(&mut self, intake: &Intake, mut found: FoundThread) {
-        let left = MAX_BYTES.saturating_sub(self.stacks.bytes());
-        let (stack, age) = found.inspected.stack(intake);
-        found.inspected.stack = Stack::new();
-        found.stack_age = age;
-        found.stack = self.stacks.add_within(stack.into_iter(), left);
-        self.found.push(found);
-    }
-
-    /// The dump, for symbolization.
     pub(crate) fn finish(self, engine: &Engine, intake: &Intake) -> Job {
         let Self { mut found, stacks: tree, reply, left, .. } = self;
-        found.sort_by_key(|found| (found.spans.is_empty(), found.inspected.thread.tid));
+        found.sort_by_key(|found| (found.shown.spans.is_empty(), found.thread.tid));
         let stacks = found.iter().map(|found| {
             let entries: Vec<_> = match found.stack {
                 Some(stack) => tree.frames(stack).collect(),
                 None => vec![StackEntry::StackLeaf(StackLeaf::OtherStacks)],
             };
-            let thread = Some(found.inspected.thread);
-            (entries.into_iter(), (thread, None), vec![(SampleKind::OffCpu, 1)])
+            (entries.into_iter(), (Some(found.thread), None), vec![(SampleKind::OffCpu, 1)])
         });
         let inputs =
             ProfileInputs::new(&engine.callsites, &intake.sinks.store, &intake.reader.unwinder);
-        let (stacks, modules) = inputs.profile_of_stacks(ProfileId::NONE, stacks);
+        let unnamed = inputs.profile_of_stacks(ProfileId::NONE, stacks).into();
         let names = |tid: u32| {
-            let thread = found.iter().map(|found| found.inspected.thread).find(|it| it.tid == tid);
-            let name = thread.map(|thread| thread.name()).unwrap_or_default();
-            let name = engine.names.redaction.redact_span(&name);
-            format!("`{}` (thread {tid})", escaped(&name))
+            let name = OsThread::of(tid).name();
+            format!("`{}` (thread {tid})", escaped(&engine.names.redaction.redact_span(&name)))
         };
         let deadlocks = Deadlock::find_all().iter().map(|it| it.in_words(names)).collect();
-        let threads = found.into_iter().map(|found| DumpedThread {
-            name: String::new(),
-            tid: found.inspected.thread.tid,
-            activity: found.inspected.activity,
-            blocked_in: None,
-            spans: found.spans,
-            stack: [].into(),
-            stack_age: found.stack_age,
-        });
-        let mut dump = ThreadDump::new(threads.collect());
+        let mut dump = ThreadDump::new(found.into_iter().map(|found| found.shown).collect());
         dump.deadlocks = deadlocks;
         (dump.left_out, dump.awaiting) = (left.len(), engine.awaits.count_pending());
         engine.spans.for_each_open(|slot| {
             dump.idle_spans += usize::from(slot.entered_ns.is_none());
         });
-        Job::Reply { profile: Box::new(stacks), modules, asked: Asked::Threads(dump, reply) }
-    }
-}
-
-/// Names the spans that threads are in, as far as these are still open.
-fn name_spans<'a>(engine: &Engine, found: impl Iterator<Item = &'a mut FoundThread>) {
-    let in_spans: Vec<_> = found.filter(|found| found.inspected.span.is_some()).collect();
-    if in_spans.is_empty() {
-        return;
-    }
-    let wanted = in_spans.iter().filter_map(|found| found.inspected.span).collect();
-    let open = engine.spans.find_open(&wanted);
-    for found in in_spans {
-        let open = found.inspected.span.and_then(|key| open.iter().find(|span| span.key == key));
-        let around = open.and_then(|span| engine.spans.describe(span.id, span.key));
-        let around = around.unwrap_or_default().into_iter();
-        found.spans = around.map(|(key, known)| engine.name_of(known.span(key))).collect();
+        Job::Reply { unnamed, asked: Asked::Threads(dump, reply) }
     }
 }

@@ -71,28 +71,23 @@ impl Throttling {
         self.read_ns = Some(now_ns);
         if is_due(self.checked_ns, CHECK_INTERVAL_NS) {
             self.checked_ns = Some(now_ns);
-            self.check(now_ns, is_due(self.searched_ns, SEARCH_INTERVAL_NS), threads);
+            let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+            let is_other = |tid| {
+                let of_thread = fs::read_to_string(format!("/proc/self/task/{tid}/cgroup"));
+                of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
+            };
+            if threads.take(MAX_THREADS).any(is_other) {
+                self.groups.clear();
+                self.set(Err(ThrottlingUnknown::THREADED));
+            } else if groups != self.groups || is_due(self.searched_ns, SEARCH_INTERVAL_NS) {
+                (self.searched_ns, self.groups) = (Some(now_ns), groups);
+                self.set(ControlGroup::find());
+            }
         }
         let Ok(group) = &self.group else { return };
         match group.throttled_ns() {
             Some(throttled_ns) => self.readings.add(now_ns, throttled_ns),
             None => self.set(Err(ThrottlingUnknown::UNREADABLE)),
-        }
-    }
-
-    fn check(&mut self, now_ns: u64, must_search: bool, threads: impl Iterator<Item = u32>) {
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let is_other = |tid| {
-            let of_thread = fs::read_to_string(format!("/proc/self/task/{tid}/cgroup"));
-            of_thread.is_ok_and(|of| cpu_group_in(&of) != cpu_group_in(&groups))
-        };
-        if threads.take(MAX_THREADS).any(is_other) {
-            self.groups.clear();
-            self.set(Err(ThrottlingUnknown::THREADED));
-        } else if must_search || groups != self.groups {
-            self.searched_ns = Some(now_ns);
-            self.groups = groups;
-            self.set(ControlGroup::find());
         }
     }
 
@@ -136,12 +131,10 @@ impl Readings {
         to.throttled_ns.checked_sub(from.throttled_ns)
     }
 
-    /// The first reading that ends at that time or later.
     fn next(&self, time_ns: u64) -> usize {
         self.0.partition_point(|reading| reading.to_ns < time_ns)
     }
 
-    /// The reading of that time, or the nearest one.
     fn at(&self, time_ns: u64) -> Option<Unchanged> {
         let next = self.next(time_ns);
         let after = self.0.get(next).copied();

@@ -25,7 +25,7 @@ const MIN_VISITS: usize = 16;
 /// A scan ends early if it takes this many times as much as it was expected to.
 const MAX_OVER: u64 = 4;
 /// Rings are read after each step, so that none is full.
-const STEP: Duration = Duration::from_millis(5);
+pub(super) const STEP: Duration = Duration::from_millis(5);
 /// How long after the end the last scan may end, on a machine that is busy.
 const LATEST: Duration = Duration::from_secs(5);
 
@@ -41,11 +41,8 @@ pub(crate) struct WallScanner {
     cost: ScanCost,
     pub(crate) observations: WallObservations,
     is_over: bool,
-    random: RandomState,
-    drawn: u64,
 }
 
-/// How many observations there were.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WallObservations {
     pub(crate) scans: u64,
@@ -92,7 +89,6 @@ struct ScanCost {
     left: CpuBudget,
     /// Of listing all threads, the last time.
     list_ns: u64,
-    /// Of visiting one of them, on average.
     visit_ns: u64,
 }
 
@@ -111,7 +107,6 @@ impl ScanCost {
         self.left.spend(ns);
     }
 
-    /// How many of `all` threads can be visited.
     fn affordable(&mut self, now_ns: u64, all: usize) -> usize {
         let left_ns = u64::try_from(self.left.left_ns(now_ns)).unwrap_or(0);
         let visits = left_ns / self.visit_ns.max(1);
@@ -123,7 +118,6 @@ impl ScanCost {
         spent_ns > MAX_OVER * A_VISIT_NS.max(self.visit_ns * visits as u64)
     }
 
-    /// Learns from a scan what a visit costs.
     fn note(&mut self, spent_ns: u64, visits: usize) {
         if visits > 0 {
             self.visit_ns = (self.visit_ns + spent_ns / visits as u64) / 2;
@@ -144,8 +138,6 @@ impl WallScanner {
             cost: ScanCost::new(),
             observations: WallObservations::default(),
             is_over: false,
-            random: RandomState::new(),
-            drawn: 0,
         };
         scanner.plan_next(Instant::now());
         scanner
@@ -209,9 +201,7 @@ impl WallScanner {
         let mut tids = sys::own_threads().unwrap_or_default();
         // It would find nothing but that it scans.
         tids.retain(|tid| *tid != sys::current_tid());
-        for place in 1..tids.len() {
-            tids.swap(place, self.below(place + 1));
-        }
+        tids.sort_by_cached_key(|_| random());
         let list_ns = passed(before, sys::thread_cpu_ns()).unwrap_or(0);
         self.cost.spend_on_list(list_ns);
         Counters::add(&intake.counters.sampling.collector_cpu_ns, list_ns);
@@ -278,16 +268,14 @@ impl WallScanner {
 
     /// At a random time, so that no thread does something else at each scan.
     fn plan_next(&mut self, after: Instant) {
-        const STEPS: usize = 1_024;
-        let part = self.below(STEPS) as f64 / STEPS as f64;
+        let part = random() as f64 / u64::MAX as f64;
         self.next = (after + self.period.mul_f64(0.5 + part)).min(self.until);
     }
+}
 
-    fn below(&mut self, limit: usize) -> usize {
-        self.drawn += 1;
-        let random = self.random.hash_one(self.drawn) % limit.max(1) as u64;
-        usize::try_from(random).unwrap_or(0)
-    }
+/// Each `RandomState` has other keys.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// The time that each of `reached` threads represents, of `all` threads during an interval.

@@ -29,7 +29,6 @@ const MAX_INTERVAL: Duration = Duration::from_secs(1);
 /// How many open spans are kept in one check. Each takes a profile or a report.
 const MAX_AT_ONCE: usize = 64;
 
-/// What is known of open spans from one check to the next.
 pub(crate) struct Watchdog {
     pub(crate) checked: Instant,
     /// The reasons for which open spans were kept: once for each reason.
@@ -52,7 +51,7 @@ pub(crate) struct Watchdog {
 struct CollectorStalls {
     /// When it was last there, and for how long it had run or waited for a CPU by then.
     present: Option<(u64, Option<u64>)>,
-    /// When each ended, and how long it was, oldest first.
+    /// When each ended, and how long it was, the latest first.
     all: VecDeque<(u64, u64)>,
 }
 
@@ -71,19 +70,17 @@ impl CollectorStalls {
         slept_ns: u64,
         throttled_ns: impl FnOnce(u64, u64) -> u64,
     ) {
-        if let Some((before_ns, could_before_ns)) = self.present.replace((now_ns, could_run_ns)) {
-            let worked_ns = passed(could_before_ns, could_run_ns).unwrap_or(0);
-            let known_ns = slept_ns.saturating_add(worked_ns);
-            let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
-            if absent_ns >= MIN_ABSENCE_NS {
-                absent_ns = absent_ns.saturating_sub(throttled_ns(before_ns, now_ns));
-            }
-            if absent_ns >= MIN_ABSENCE_NS {
-                if self.all.len() == MAX_ABSENCES {
-                    self.all.pop_front();
-                }
-                self.all.push_back((now_ns, absent_ns));
-            }
+        let before = self.present.replace((now_ns, could_run_ns));
+        let Some((before_ns, could_before_ns)) = before else { return };
+        let worked_ns = passed(could_before_ns, could_run_ns).unwrap_or(0);
+        let known_ns = slept_ns.saturating_add(worked_ns);
+        let mut absent_ns = now_ns.saturating_sub(before_ns).saturating_sub(known_ns);
+        if absent_ns >= MIN_ABSENCE_NS {
+            absent_ns = absent_ns.saturating_sub(throttled_ns(before_ns, now_ns));
+        }
+        if absent_ns >= MIN_ABSENCE_NS {
+            self.all.truncate(MAX_ABSENCES - 1);
+            self.all.push_front((now_ns, absent_ns));
         }
     }
 
@@ -94,7 +91,6 @@ impl CollectorStalls {
     }
 }
 
-/// The pause between checks, in multiples of the time that a check takes.
 const PAUSE_TIMES: u32 = 100;
 
 impl Watchdog {
@@ -127,7 +123,6 @@ impl Watchdog {
         self.note_present(now_ns, Duration::ZERO);
     }
 
-    /// Notes that the collector is there, after it meant to sleep for that long.
     pub(crate) fn note_present(&mut self, now_ns: u64, slept: Duration) {
         let counted = self.own_schedstat.as_ref().and_then(|file| sys::Schedstat::read(file).ok());
         let waited_ns = counted.map_or(0, |counted| counted.run_delay_ns);
@@ -231,46 +226,37 @@ impl Watchdog {
         intake: &Intake,
         innermost: &HashSet<SpanKey>,
     ) -> (HashMap<SpanKey, RegistryId>, Vec<(OpenSlot, Reasons)>) {
-        let (mut ids, mut found, mut has_watched) = (HashMap::new(), Vec::new(), false);
-        let limits_of = |open: &OpenSlot| {
-            let rule = &engine.callsites.get(open.plan)?.rule;
-            Some((rule.hung_ns, rule.open_ns))
+        let (mut ids, mut over, mut has_watched) = (HashMap::new(), Vec::new(), false);
+        let is_over = |ns: Option<u64>, limit_ns: Option<u64>| {
+            ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns)
         };
         engine.spans.for_each_open(|open| {
             if innermost.contains(&open.key) {
                 ids.insert(open.key, open.id);
             }
-            let Some((hung_ns, open_ns)) = limits_of(open) else { return };
+            let Some(callsite) = engine.callsites.get(open.plan) else { return };
+            let (hung_ns, open_ns) = (callsite.rule.hung_ns, callsite.rule.open_ns);
             has_watched |= open_ns.is_some();
-            let before = self.kept.get(&open.key).copied().unwrap_or_default();
-            let over = [
-                (open.entered_ns, hung_ns, Reason::Hung),
-                (Some(open.open_ns), open_ns, Reason::Open),
-            ];
-            let is_over = |(ns, limit_ns, reason): (Option<u64>, Option<u64>, _)| {
-                let is_over = ns.zip(limit_ns).is_some_and(|(ns, limit_ns)| ns > limit_ns);
-                (is_over && !before.contains(reason)).then_some(reason)
-            };
-            let reasons: Reasons = over.into_iter().filter_map(is_over).collect();
-            if !reasons.is_empty() {
-                found.push((*open, reasons));
+            if is_over(open.entered_ns, hung_ns) || is_over(Some(open.open_ns), open_ns) {
+                over.push((*open, hung_ns, open_ns));
             }
         });
         // The process may have been stopped in the meantime, also while the slots were read.
         let now_ns = intake.now_ns();
         self.note_present(now_ns, Duration::ZERO);
-        let hangs = |open: &OpenSlot| {
-            let entered_ns = open.entered_ns.unwrap_or(0);
-            let absent_ns = self.absences.since(now_ns.saturating_sub(entered_ns));
-            let hung_ns = limits_of(open).and_then(|(hung_ns, _)| hung_ns);
-            hung_ns.is_some_and(|hung_ns| entered_ns.saturating_sub(absent_ns) > hung_ns)
-        };
-        for (open, reasons) in &mut found {
-            if reasons.contains(Reason::Hung) && !hangs(open) {
-                *reasons = reasons.iter().filter(|reason| *reason != Reason::Hung).collect();
-            }
-        }
-        found.retain(|(_, reasons)| !reasons.is_empty());
+        let found = over.into_iter().filter_map(|(open, hung_ns, open_ns)| {
+            let since_entered = |ns: u64| self.absences.since(now_ns.saturating_sub(ns));
+            let entered_ns = open.entered_ns.map(|ns| ns.saturating_sub(since_entered(ns)));
+            let over = [
+                (Reason::Hung, is_over(entered_ns, hung_ns)),
+                (Reason::Open, is_over(Some(open.open_ns), open_ns)),
+            ];
+            let before = self.kept.get(&open.key).copied().unwrap_or_default();
+            let new = over.into_iter().filter(|(reason, over)| *over && !before.contains(*reason));
+            let reasons: Reasons = new.map(|(reason, _)| reason).collect();
+            (!reasons.is_empty()).then_some((open, reasons))
+        });
+        let found = found.collect();
         if has_watched {
             engine.spans.keep_watching();
         }

@@ -1,6 +1,7 @@
 //! What the receiver answers, as the layer understands it.
 
 use std::error::Error;
+use std::iter::successors;
 
 use tracing_profiling_profile::export::remote::{Answer, RefusedScope};
 use tracing_profiling_profile::text::disturbs;
@@ -14,7 +15,6 @@ pub(crate) const MOST_ANSWER_BYTES: usize = 64 * 1024;
 /// The maximum number of characters that are shown of a server's message.
 pub(crate) const MOST_SHOWN_CHARS: usize = 400;
 
-/// No answer was received.
 pub(crate) fn no_answer(problem: String) -> Answer {
     Answer::NotNow { after: None, problem }
 }
@@ -32,12 +32,12 @@ pub(crate) fn invalid(problem: String) -> Answer {
 }
 
 /// Makes the texts safe for a log, because a server can return anything.
-pub(crate) fn single_line(answer: Answer) -> Answer {
-    match answer {
-        Answer::Accepted { message } => Answer::Accepted { message: shown(&message) },
-        Answer::NotNow { after, problem } => Answer::NotNow { after, problem: shown(&problem) },
-        Answer::Refused { what, problem } => Answer::Refused { what, problem: shown(&problem) },
-    }
+pub(crate) fn single_line(mut answer: Answer) -> Answer {
+    let (Answer::Accepted { message: text }
+    | Answer::NotNow { problem: text, .. }
+    | Answer::Refused { problem: text, .. }) = &mut answer;
+    *text = text.chars().filter(|c| !disturbs(*c)).take(MOST_SHOWN_CHARS).collect();
+    answer
 }
 
 pub(crate) fn accepted(response: ExportProfilesServiceResponse) -> Answer {
@@ -50,22 +50,13 @@ pub(crate) fn accepted(response: ExportProfilesServiceResponse) -> Answer {
     }
 }
 
-/// A single line of bounded length.
-fn shown(text: &str) -> String {
-    text.chars().filter(|c| !disturbs(*c)).take(MOST_SHOWN_CHARS).collect()
-}
-
-/// An error with all its sources.
 pub(crate) fn whole(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let cause = error.to_string();
+    for cause in successors(error.source(), |&error| error.source()).map(ToString::to_string) {
         // Some errors repeat their source.
         if !text.contains(&cause) {
             text = format!("{text}: {cause}");
         }
-        next = error.source();
     }
     text
 }

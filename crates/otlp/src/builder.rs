@@ -252,10 +252,8 @@ impl OtlpBuilder {
     fn resolve_protocol(&self, variables: &Variables<'_>) -> Result<Protocol, InvalidSetting> {
         let (name, protocol) = match self.protocol {
             Some(protocol) => ("the protocol", protocol),
-            None => match choose(variables, PROTOCOL, &Protocol::NAMES)? {
-                Some(found) => found,
-                None => return Ok(Protocol::DEFAULT),
-            },
+            None => choose(variables, PROTOCOL, &Protocol::NAMES)?
+                .unwrap_or(("the protocol", Protocol::DEFAULT)),
         };
         let (text, problem, is_there) = match protocol {
             Protocol::Grpc => ("grpc", "it needs the feature `otlp-grpc`", cfg!(feature = "grpc")),

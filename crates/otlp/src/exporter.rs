@@ -56,15 +56,6 @@ const THINNEST: usize = 1 << 20;
 /// A name lookup can hang for longer than a request, and cannot be cancelled.
 const MOST_LOOKUPS: usize = 4;
 
-/// One in `every` samples of each kind.
-fn downsampled(whole: &Profile, every: usize) -> Profile {
-    let mut profile = whole.clone().downsampled(every);
-    let left_out = whole.point_count() - profile.point_count();
-    let value = Value::Int(i64::try_from(left_out).unwrap_or(i64::MAX));
-    profile.attributes.push(Attribute { key: "profile.downsampled_to_fit", value });
-    profile
-}
-
 impl Exporter for OtlpExporter {
     /// Sends the profile once and waits for the answer. (A layer does not wait, and retries.)
     fn export(&mut self, profile: &Profile) -> Result<Exported, ExportError> {
@@ -151,7 +142,12 @@ impl Remote for OtlpExporter {
         let mut bytes = message.encoded_len();
         let mut every = bytes.div_ceil(most.max(1)).max(2);
         while bytes > most && every <= THINNEST {
-            message = otlp_message(&downsampled(profile, every), resource);
+            // One in `every` samples of each kind.
+            let mut fewer = profile.downsampled(every);
+            let left_out = profile.point_count() - fewer.point_count();
+            let value = Value::Int(i64::try_from(left_out).unwrap_or(i64::MAX));
+            fewer.attributes.push(Attribute { key: "profile.downsampled_to_fit", value });
+            message = otlp_message(&fewer, resource);
             bytes = message.encoded_len();
             every *= 2;
         }

@@ -98,15 +98,12 @@ pub(crate) fn answer(head: &Parts, received: Received) -> Answer {
 
 /// The status of an answer that states none, as gRPC defines it.
 fn unstated(status: StatusCode) -> Status {
-    let code = match status {
-        StatusCode::BAD_REQUEST => Code::Internal,
-        StatusCode::UNAUTHORIZED => Code::Unauthenticated,
-        StatusCode::FORBIDDEN => Code::PermissionDenied,
-        StatusCode::NOT_FOUND => Code::Unimplemented,
-        StatusCode::TOO_MANY_REQUESTS
-        | StatusCode::BAD_GATEWAY
-        | StatusCode::SERVICE_UNAVAILABLE
-        | StatusCode::GATEWAY_TIMEOUT => Code::Unavailable,
+    let code = match status.as_u16() {
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502 | 503 | 504 => Code::Unavailable,
         _ => Code::Unknown,
     };
     Status::new(code, format!("no grpc-status, and the HTTP status {status}"))

@@ -43,26 +43,17 @@ pub(crate) fn failure(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> A
         server_message if server_message.is_empty() => status.to_string(),
         server_message => format!("{status}: {server_message}"),
     };
-    match status {
-        StatusCode::TOO_MANY_REQUESTS
-        | StatusCode::BAD_GATEWAY
-        | StatusCode::SERVICE_UNAVAILABLE
-        | StatusCode::GATEWAY_TIMEOUT => {
+    match status.as_u16() {
+        429 | 502 | 503 | 504 => {
             let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
             let after = after.and_then(|text| retry_after(text, SystemTime::now()));
             Answer::NotNow { after, problem }
         }
-        StatusCode::UNAUTHORIZED
-        | StatusCode::PAYMENT_REQUIRED
-        | StatusCode::FORBIDDEN
-        | StatusCode::NOT_FOUND
-        | StatusCode::METHOD_NOT_ALLOWED
-        | StatusCode::PROXY_AUTHENTICATION_REQUIRED
-        | StatusCode::GONE
-        | StatusCode::UNSUPPORTED_MEDIA_TYPE
-        | StatusCode::NOT_IMPLEMENTED => Answer::Refused { what: RefusedScope::All, problem },
-        status if status.is_redirection() => Answer::Refused { what: RefusedScope::All, problem },
-        StatusCode::BAD_REQUEST => invalid(problem),
+        400 => invalid(problem),
+        // Redirections; who may send, where to, and what.
+        300..400 | 401..=405 | 407 | 410 | 415 | 501 => {
+            Answer::Refused { what: RefusedScope::All, problem }
+        }
         _ => Answer::Refused { what: RefusedScope::Request, problem },
     }
 }
@@ -77,7 +68,6 @@ fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 
 /// The message in the body: that of a `google.rpc.Status`, or text.
 fn server_message(headers: &HeaderMap, body: &[u8]) -> String {
-    /// The readable part of it.
     #[derive(Clone, PartialEq, Message)]
     struct Status {
         #[prost(string, tag = "2")]

@@ -82,7 +82,6 @@ pub(crate) struct File {
     pub(crate) path: PathBuf,
 }
 
-/// The resolved settings.
 pub(crate) struct Settings {
     pub(crate) protocol: Protocol,
     pub(crate) uri: Uri,

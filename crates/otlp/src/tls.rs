@@ -22,40 +22,33 @@ const SYSTEMS: &str = "SSL_CERT_FILE";
 
 /// The configuration for `https`. Other schemes need none, and no cryptography.
 pub(crate) fn client_config(settings: &Settings) -> Result<Option<ClientConfig>, InvalidSetting> {
-    let files = TlsFiles::read(settings)?;
-    let is_https = settings.uri.scheme_str() == Some("https");
-    is_https.then(|| config(settings, files)).transpose()
-}
-
-/// The contents of the files in the settings.
-struct TlsFiles {
-    roots: Option<RootCertStore>,
-    client: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
-}
-
-impl TlsFiles {
-    fn read(settings: &Settings) -> Result<Self, InvalidSetting> {
-        let roots = settings.certificate.as_ref().map(trusted).transpose()?;
-        let client = match (&settings.client_certificate, &settings.client_key) {
-            (None, None) => None,
-            (Some(file), Some(key_file)) => {
-                let certificates = certificates(file)?;
-                let key = read(&key_file.path).map_err(pem::Error::Io);
-                let key = key.and_then(|key| PrivateKeyDer::from_pem_slice(&key));
-                Some((certificates, key.map_err(|error| unreadable(key_file, &error))?))
-            }
-            (Some(file), None) => {
-                let problem = format!("its key is missing: set {} too", CLIENT_KEY.all);
-                return Err(wrong(file, problem));
-            }
-            (None, Some(file)) => {
-                let problem =
-                    format!("its certificate is missing: set {} too", CLIENT_CERTIFICATE.all);
-                return Err(wrong(file, problem));
-            }
-        };
-        Ok(Self { roots, client })
+    let mut roots = None;
+    if let Some(file) = &settings.certificate {
+        let trusted = roots.insert(RootCertStore::empty());
+        for certificate in certificates(file)? {
+            trusted.add(certificate).map_err(|error| wrong(file, error))?;
+        }
     }
+    let identity = match (&settings.client_certificate, &settings.client_key) {
+        (None, None) => None,
+        (Some(file), Some(key_file)) => {
+            let certificates = certificates(file)?;
+            let key = read(&key_file.path).map_err(pem::Error::Io);
+            let key = key.and_then(|key| PrivateKeyDer::from_pem_slice(&key));
+            let key = key.map_err(|error| unreadable(key_file, &error))?;
+            Some((certificates, key, key_file))
+        }
+        (Some(file), None) => {
+            let problem = format!("its key is missing: set {} too", CLIENT_KEY.all);
+            return Err(wrong(file, problem));
+        }
+        (None, Some(file)) => {
+            let problem = format!("its certificate is missing: set {} too", CLIENT_CERTIFICATE.all);
+            return Err(wrong(file, problem));
+        }
+    };
+    let is_https = settings.uri.scheme_str() == Some("https");
+    is_https.then(|| config(settings, roots, identity)).transpose()
 }
 
 /// The cryptography that the program has chosen for its process, otherwise the one that a feature of this crate brings.
@@ -71,7 +64,11 @@ fn provider() -> Option<Arc<CryptoProvider>> {
 }
 
 /// The client configuration. The system's certificates are read only if they are needed.
-fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, InvalidSetting> {
+fn config(
+    settings: &Settings,
+    roots: Option<RootCertStore>,
+    identity: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>, &File)>,
+) -> Result<ClientConfig, InvalidSetting> {
     let provider = provider().ok_or_else(|| {
         let problem = "https needs a cryptographic provider: enable the feature `otlp-tls-ring` or `otlp-tls-aws-lc` \
             of tracing-profiling (the one that the program's rustls has, if it has one), or install one before the \
@@ -82,7 +79,7 @@ fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, InvalidS
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder
         .map_err(|error| InvalidSetting::unusable("the TLS configuration", "default", error))?;
-    let builder = match files.roots {
+    let builder = match roots {
         Some(roots) => builder.with_root_certificates(roots),
         None => {
             systems_is_readable().and_then(|()| builder.with_native_roots()).map_err(|error| {
@@ -92,24 +89,16 @@ fn config(settings: &Settings, files: TlsFiles) -> Result<ClientConfig, InvalidS
             })?
         }
     };
-    let mut config = match (files.client, &settings.client_key) {
-        (Some((certificates, key)), Some(key_file)) => builder
+    let mut config = match identity {
+        Some((certificates, key, key_file)) => builder
             .with_client_auth_cert(certificates, key)
             .map_err(|error| wrong(key_file, error))?,
-        _ => builder.with_no_client_auth(),
+        None => builder.with_no_client_auth(),
     };
     if settings.protocol == Protocol::Grpc {
         config.alpn_protocols = vec![b"h2".to_vec()];
     }
     Ok(config)
-}
-
-fn trusted(file: &File) -> Result<RootCertStore, InvalidSetting> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots.add(certificate).map_err(|error| wrong(file, error))?;
-    }
-    Ok(roots)
 }
 
 /// All certificates in a file; there must be at least one.

@@ -27,7 +27,6 @@ use rustls::ClientConfig;
 #[cfg(not(feature = "tls"))]
 type ClientConfig = std::convert::Infallible;
 
-/// The `user-agent` of requests.
 const AGENT: &str = concat!("tracing-profiling/", env!("CARGO_PKG_VERSION"));
 
 /// A connection to the server: protobuf in a request of HTTP, or of gRPC, which differs in the headers, the frame of the
@@ -48,7 +47,6 @@ pub(crate) struct Transport {
 type Body = Full<Chain<Bytes, Bytes>>;
 
 impl Transport {
-    /// Does not connect yet.
     pub(crate) fn new(mut settings: Settings) -> Result<Self, InvalidSetting> {
         #[cfg(feature = "tls")]
         let tls = crate::tls::client_config(&settings)?;
@@ -70,14 +68,14 @@ impl Transport {
         let Settings { protocol, uri, headers, compression, timeout, .. } = settings;
         #[cfg(feature = "grpc")]
         let uri = if protocol == Protocol::Grpc { crate::grpc::uri_of_method(uri) } else { uri };
-        let client = HttpClient::new(protocol, tls.as_ref());
+        let client = client(protocol, tls.as_ref());
         Ok(Self { protocol, client, tls, uri, headers, compression, timeout })
     }
 
     /// Sends a message and waits for the answer until the timeout.
     pub(crate) async fn send(&mut self, message: Bytes) -> Answer {
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let sent = self.client.request(self.request(message));
+        let sent = (self.client)(self.request(message));
         let answer = match timeout_at(deadline, sent).await {
             Err(_) => None,
             Ok(Err(error)) => Some(no_answer(whole(&error))),
@@ -101,7 +99,7 @@ impl Transport {
         };
         let answer = answer.unwrap_or_else(|| {
             // The connection may be dead without an error.
-            self.client = HttpClient::new(self.protocol, self.tls.as_ref());
+            self.client = client(self.protocol, self.tls.as_ref());
             no_answer(format!("no answer in {:?}", self.timeout))
         });
         single_line(answer)
@@ -130,35 +128,23 @@ impl fmt::Debug for Transport {
 }
 
 /// A client that connects on first use, and again after the connection is lost.
-enum HttpClient {
-    Plain(Client<HttpConnector, Body>),
+type HttpClient = Box<dyn Fn(Request<Body>) -> ResponseFuture + Send + Sync>;
+
+fn client(protocol: Protocol, tls: Option<&ClientConfig>) -> HttpClient {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.pool_timer(TokioTimer::new());
+    #[cfg(feature = "grpc")]
+    builder.http2_only(protocol == Protocol::Grpc);
+    let mut http = HttpConnector::new();
+    http.enforce_http(tls.is_none());
     #[cfg(feature = "tls")]
-    Tls(Client<HttpsConnector<HttpConnector>, Body>),
-}
-
-impl HttpClient {
-    fn new(protocol: Protocol, tls: Option<&ClientConfig>) -> Self {
-        let mut builder = Client::builder(TokioExecutor::new());
-        builder.pool_timer(TokioTimer::new());
-        #[cfg(feature = "grpc")]
-        builder.http2_only(protocol == Protocol::Grpc);
-        let mut http = HttpConnector::new();
-        http.enforce_http(tls.is_none());
-        #[cfg(feature = "tls")]
-        if let Some(config) = tls {
-            return Self::Tls(builder.build(HttpsConnector::from((http, config.clone()))));
-        }
-        _ = protocol;
-        Self::Plain(builder.build(http))
+    if let Some(config) = tls {
+        let client = builder.build(HttpsConnector::from((http, config.clone())));
+        return Box::new(move |request| client.request(request));
     }
-
-    fn request(&self, request: Request<Body>) -> ResponseFuture {
-        match self {
-            Self::Plain(client) => client.request(request),
-            #[cfg(feature = "tls")]
-            Self::Tls(client) => client.request(request),
-        }
-    }
+    _ = protocol;
+    let client = builder.build(http);
+    Box::new(move |request| client.request(request))
 }
 
 #[cfg(test)]
