@@ -108,7 +108,7 @@ impl Spans {
     }
 
     fn take_up(&self, state: &mut ThreadState, session: Option<Arc<SamplingSession>>, turn: u32) {
-        let ended_ns = state.session.as_ref().map_or(0, |ended| ended.all_sampled_ns());
+        let ended_ns = state.session.as_ref().map_or(0, |ended| ended.sampled_ns(0));
         state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
         state.samples = session.as_ref().map_or(Position::fixed(), |session| session.samples());
         state.from = 0;

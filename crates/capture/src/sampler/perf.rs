@@ -107,9 +107,10 @@ impl Perf {
         let (samples, switches, shares) = opened?;
         let samples = Arc::new(SampleRing::Perf(samples));
         let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
-        let session = SamplingSession::new(samples, rate, sample_size, sample_size);
-        let session = session.with_switches(Some(Arc::new(SwitchRing::new(switches))));
-        Ok(session.with_shares(shares))
+        let mut session = SamplingSession::new(Some(samples), rate, sample_size, sample_size);
+        session.switches = Some(Arc::new(SwitchRing::new(switches)));
+        session.shares = Mutex::new(shares);
+        Ok(session)
     }
 
     fn open_rings(

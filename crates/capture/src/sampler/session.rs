@@ -34,8 +34,8 @@ pub struct SamplingSession {
     /// The ring with the samples; none if the thread is not sampled.
     pub ring: Option<Arc<SampleRing>>,
     pub switches: Option<Arc<SwitchRing>>,
-    /// What it takes of the limits of the process.
-    shares: Mutex<Vec<Share>>,
+    /// What it takes of the limits of the process, until the rings are closed.
+    pub(super) shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
     sampled_before_ns: AtomicU64,
@@ -87,15 +87,16 @@ pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {
     pub fn none() -> Self {
-        Self::of(None, Rate::of(0), 1, 1)
+        Self::new(None, Rate::of(0), 1, 1)
     }
 
     /// `sample_size` is the least by which a sample moves the position, `least_record` the length of frequent short ones.
-    pub fn new(ring: Arc<SampleRing>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
-        Self::of(Some(ring), rate, sample_size, least_record)
-    }
-
-    fn of(ring: Option<Arc<SampleRing>>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
+    pub fn new(
+        ring: Option<Arc<SampleRing>>,
+        rate: Rate,
+        sample_size: u64,
+        least_record: u64,
+    ) -> Self {
         // A thread writes at most one interval per sample.
         let data_size = ring.as_ref().map_or(0, |ring| ring.data_size());
         let samples = data_size / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
@@ -119,7 +120,7 @@ impl SamplingSession {
         self.since_cpu_ns.store(cpu_ns, Ordering::Release);
     }
 
-    /// For how much CPU time the thread has been sampled, given its current CPU clock.
+    /// For how much CPU time the thread has been sampled, given its current CPU clock, or 0 once it is not sampled any more.
     pub fn sampled_ns(&self, cpu_ns: u64) -> u64 {
         loop {
             let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
@@ -130,20 +131,6 @@ impl SamplingSession {
                 return self.ring.as_ref().map_or(0, |_| now_ns);
             }
         }
-    }
-
-    /// Like [`sampled_ns`](Self::sampled_ns), for a session that will not be started again.
-    pub fn all_sampled_ns(&self) -> u64 {
-        self.sampled_ns(0)
-    }
-
-    pub fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
-        Self { switches, ..self }
-    }
-
-    /// Adds what is given back once the rings are closed.
-    pub(super) fn with_shares(self, shares: Vec<Share>) -> Self {
-        Self { shares: Mutex::new(shares), ..self }
     }
 
     /// Starts sampling, or resumes it after a [`pause`](Self::pause).

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::quota::Quota;
 use super::rate::{Periods, Rate};
 use super::record::Machine;
@@ -82,8 +84,9 @@ impl Timers {
         let ring = sys::open_timer_ring(request, tid, stack?, waker)?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
-        let session = SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE);
-        Ok(session.with_shares(vec![share]))
+        let mut session = SamplingSession::new(Some(ring), rate, position_step, SHORT_SAMPLE);
+        session.shares = Mutex::new(vec![share]);
+        Ok(session)
     }
 }
 

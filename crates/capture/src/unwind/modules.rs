@@ -396,12 +396,6 @@ impl Modules {
     }
 }
 
-/// Copies memory without creating a reference, since a library can be unloaded at any time.
-pub(super) fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
-    let end = address.checked_add(LENGTH as u64)?;
-    read_own_memory(address..end).ok()?.try_into().ok()
-}
-
 fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {
     let start = module.code.iter().map(|segment| segment.addresses.start).min()?;
     let end = module.code.iter().map(|segment| segment.addresses.end).max()?;

@@ -50,6 +50,7 @@ type Native = framehop::aarch64::UnwinderAarch64<TableBytes>;
 type Native = framehop::x86_64::UnwinderX86_64<TableBytes>;
 
 /// Unwinds stacks of this process from copies.
+#[allow(missing_debug_implementations, reason = "the caches of framehop have none")]
 pub struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
@@ -65,12 +66,6 @@ pub struct Unwinder<M: ArchUnwinder = Native> {
 
 /// A library can be loaded or unloaded while the list is read.
 const MAX_TRIES: usize = 3;
-
-impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Unwinder").field("modules", &self.modules).finish_non_exhaustive()
-    }
-}
 
 impl<M> Default for Unwinder<M>
 where

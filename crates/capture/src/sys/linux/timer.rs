@@ -35,7 +35,7 @@ use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, 
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
-/// Targets are never freed, but reused for other threads. A signal may arrive after its timer was deleted; it then
+/// Targets are reused for other threads. A signal may arrive after its timer was deleted; it then
 /// finds the ring of another thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -45,18 +45,18 @@ struct Target {
     busy: AtomicU32,
 }
 
-const CHUNK_LEN: usize = 64;
-const MAX_CHUNKS: usize = 1024;
-type TargetChunk = [Target; CHUNK_LEN];
+/// Of no memory until they are used. The user's limit of pending signals allows a few thousand timers.
+static TARGETS: [Target; MAX_TARGETS] =
+    [const { Target { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) } };
+        MAX_TARGETS];
+const MAX_TARGETS: usize = 1 << 14;
 
-static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
-
-static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
+static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), used: 0 });
 
 pub(super) struct Pool {
     free: Vec<u32>,
-    made: u32,
+    /// All from here on are free, too.
+    used: u32,
 }
 
 /// Locks the pool of free targets; also held across forks.
@@ -68,30 +68,18 @@ pub(super) fn lock_targets() -> ForkSafeGuard<Pool> {
 pub(super) const TAG: u64 = 0x7472_7066 << 32;
 
 impl Target {
-    const fn new() -> Self {
-        Self { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) }
-    }
-
     fn by_number(number: u32) -> Option<&'static Self> {
-        let number = number as usize;
-        let chunk = CHUNKS.get(number / CHUNK_LEN)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk that is never freed.
-        unsafe { chunk.as_ref() }?.get(number % CHUNK_LEN)
+        TARGETS.get(number as usize)
     }
 
     fn take() -> Option<u32> {
         let mut pool = lock_targets();
-        if let Some(number) = pool.free.pop() {
-            return Some(number);
-        }
-        let number = pool.made;
-        let chunk_pointer = CHUNKS.get(number as usize / CHUNK_LEN)?;
-        if (number as usize).is_multiple_of(CHUNK_LEN) {
-            let chunk: Box<TargetChunk> = Box::new([const { Target::new() }; CHUNK_LEN]);
-            chunk_pointer.store(Box::into_raw(chunk), Ordering::Release);
-        }
-        pool.made += 1;
-        Some(number)
+        pool.free.pop().or_else(|| {
+            let number = pool.used;
+            Self::by_number(number)?;
+            pool.used += 1;
+            Some(number)
+        })
     }
 
     /// Only for the owner that has taken the target.
