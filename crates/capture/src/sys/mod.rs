@@ -58,10 +58,10 @@ pub(crate) use platform::nested_code;
 #[cfg(test)]
 pub(crate) use platform::open_switch_registers;
 pub use platform::{
-    Files, KernelFile, PerfRing, address_space_left, cpu_ns_of, current_pid, current_tid, mappings,
-    memory_file, open_file_limit, open_regular, open_without_waiting, own_threads, path_of_open,
-    process_cpu_ns, program_path, read_filters, read_own_memory, read_own_stack, thread_cpu_ns,
-    tick_ns,
+    Files, KernelFile, PerfRing, address_space_left, cpu_ns_of, current_pid, current_tid,
+    is_blocked, mappings, memory_file, open_file_limit, open_regular, open_without_waiting,
+    own_threads, path_of_open, process_cpu_ns, program_path, read_filters, read_own_memory,
+    read_own_stack, state_of, switches_of, thread_cpu_ns, tick_ns,
 };
 pub(crate) use platform::{
     PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring, current_thread,
@@ -85,7 +85,7 @@ pub(crate) use types::{
 };
 pub use types::{
     Blocked, Call, FilteredSyscall, MAX_STACK_COPIED, MappedFile, NoFile, OsThread, Schedstat, Tag,
-    ThreadStat, WhyRefused,
+    WhyRefused,
 };
 pub use usage::{Allocations, Usage};
 pub use words::{Forks, WORDS};

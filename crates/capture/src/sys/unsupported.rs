@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
-    SampleRequest, Schedstat, ThreadStack, ThreadStat, WhyRefused,
+    SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
 use crate::sys::{Forks, Waker};
 
@@ -119,6 +119,9 @@ stubs! {
     fn process_cpu_ns() -> Option<u64> = None;
     fn current_pid() -> u32 = std::process::id();
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
+    fn state_of(_: u32) -> Option<u8> = None;
+    fn is_blocked(_: u32) -> Option<bool> = None;
+    fn switches_of(_: u32) -> Option<u64> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
     fn try_thread_usage() -> Result<crate::sys::Usage, WhyRefused> = refused();
@@ -181,8 +184,6 @@ associated! {
     Forks: fn on_each(_: fn()) = ();
     Forks: fn watch() = ();
     OsThread: fn of(_: u32) -> Self = Self::new(0, b"");
-    ThreadStat: fn of(_: u32) -> io::Result<Self> = unsupported();
-    ThreadStat: fn switches_of(_: u32) -> Option<u64> = None;
     Blocked: fn of(_: u32) -> io::Result<Option<Self>> = unsupported();
     Call: fn lock_owner(self: Self) -> Option<u32> = None;
     Schedstat: fn open(_: u32) -> io::Result<KernelFile> = unsupported();
