@@ -35,7 +35,6 @@ impl CpuBudget {
         self.left_ns
     }
 
-    /// What is added in that time.
     pub fn earned_ns(&self, passed_ns: u64) -> u64 {
         passed_ns.saturating_mul(self.thousandths) / 1_000
     }

@@ -56,7 +56,6 @@ struct OtherThread {
     cursor: ThreadCursor,
     is_named: bool,
     failed: Option<Instant>,
-    /// Who pays.
     why: Why,
     /// No longer sampled; given back once it is drained.
     is_ending: bool,

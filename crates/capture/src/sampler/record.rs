@@ -7,7 +7,6 @@ use crate::sys::{Registers, RingMemory};
 
 /// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
-    /// Fills `out` with the bytes from `position` on.
     fn copy(&self, position: u64, out: &mut [u8]);
 }
 

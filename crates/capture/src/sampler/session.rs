@@ -133,7 +133,6 @@ impl SamplingSession {
         }
     }
 
-    /// Starts sampling, or resumes it after a [`pause`](Self::pause).
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         self.switches.iter().try_for_each(|ring| ring.start())?;
         self.ring.iter().try_for_each(|ring| ring.start())
@@ -158,7 +157,6 @@ impl SamplingSession {
         self.shares.lock().clear();
     }
 
-    /// The position, which moves when a sample is taken.
     pub fn samples(&self) -> Position {
         self.ring.as_ref().map_or(Position::fixed(), |ring| Position::of_ring(Arc::clone(ring)))
     }

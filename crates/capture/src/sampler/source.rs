@@ -55,7 +55,6 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    /// From the names that exist.
     pub fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
         Self { known: known.into_iter().collect() }
     }

@@ -280,7 +280,6 @@ pub fn sample_bytes() -> u64 {
     WORDS.sample_bytes.load(Ordering::Relaxed)
 }
 
-/// A block is about to be freed.
 #[inline(always)]
 fn forget_block(block: *mut u8) {
     if WORDS.tracks_blocks.load(Ordering::Relaxed)
@@ -429,7 +428,6 @@ impl SuspendCounting {
         COUNTS.with(|counts| counts.sample_at.get() == NEVER)
     }
 
-    /// What the thread had allocated before.
     pub fn before(&self) -> Allocations {
         self.before
     }

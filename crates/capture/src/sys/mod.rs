@@ -65,11 +65,11 @@ pub use platform::{
 };
 pub(crate) use platform::{
     PerfEvent, RingMemory, address_in_libc, block_timers, bytes_of_ring, current_thread,
-    executable_mappings, has_small_signal_stack, is_in_time_namespace, is_own_thread, is_traced,
-    loaded_modules, locked_memory_limit, module_loads, note_claimed_signals, open_keep_alive,
-    open_sample_ring, open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers,
-    program_memory, signal_of_timers, take_signals_without_room, thread_stack, try_cpu_ns_of,
-    try_thread_cpu_ns, try_thread_usage, unblock_timers,
+    has_small_signal_stack, is_in_time_namespace, is_own_thread, is_traced, loaded_modules,
+    locked_memory_limit, module_loads, note_claimed_signals, open_keep_alive, open_sample_ring,
+    open_switch_ring, open_timer_ring, pending_signal_limit, probe_timers, program_memory,
+    signal_of_timers, take_signals_without_room, thread_stack, try_cpu_ns_of, try_thread_cpu_ns,
+    try_thread_usage, unblock_timers,
 };
 #[cfg(fuzzing)]
 pub(crate) use platform::{parse_map, read_proc_texts};

@@ -50,7 +50,6 @@ impl<T> Striped<T> {
         Self(array::from_fn(|number| Arc::new(Stripe { value: Arc::clone(&value), number })))
     }
 
-    /// The part of the calling thread.
     #[inline]
     pub fn own(&self) -> &Arc<Stripe<T>> {
         let [first, ..] = &self.0;

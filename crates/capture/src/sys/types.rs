@@ -256,7 +256,6 @@ pub(crate) struct LoadedModule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MappedPart {
     pub(crate) addresses: Range<u64>,
-    /// Where it begins in the file.
     pub(crate) file_offset: u64,
 }
 

@@ -152,8 +152,7 @@ stubs! {
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
-    fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
-    fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
+    fn mappings(_: bool) -> io::Result<Vec<Range<u64>>> = unsupported();
     fn program_path() -> Option<PathBuf> = None;
     fn module_loads() -> ModuleLoads = ModuleLoads::default();
     fn address_in_libc() -> u64 = 0;

@@ -58,7 +58,6 @@ impl ChangedModules {
 }
 
 impl ModuleListing {
-    /// Of a process without samples.
     pub(super) fn new() -> Self {
         Self::after(module_loads())
     }

@@ -12,7 +12,6 @@ const UNKNOWN_LINK: u64 = 1;
 
 /// A framehop unwinder that can start from the registers of a sample.
 pub(crate) trait ArchUnwinder: framehop::Unwinder {
-    /// The registers in framehop's form.
     fn registers(registers: Registers) -> Self::UnwindRegs;
 
     /// The registers of a frame if no others are known.
@@ -27,10 +26,8 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
     /// The possible targets of the call that ends with these bytes; none if no call does.
     fn calls(code: [u8; calls::LONGEST], return_address: u64) -> [Option<CallTarget>; 3];
 
-    /// The possible targets of the jumps in this code.
     fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget>;
 
-    /// How a row of the unwind tables is followed.
     fn rule(row: &TableRow) -> FrameRule;
 
     /// Whether a zero in place of a frame pointer ends the stack of a function with tables.
@@ -42,7 +39,6 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
         word_at: impl FnMut(u64) -> Option<u64>,
     ) -> Option<(u64, u64)>;
 
-    /// Whether this code returns at once.
     fn returns(code: [u8; 4]) -> bool;
 
     /// Instructions begin at multiples of that many bytes.

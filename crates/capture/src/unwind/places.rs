@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::calls::SavedFrame;
 use super::rules::FrameRule;
-use crate::sys::executable_mappings;
+use crate::sys::mappings;
 
 /// Twice the rules that framehop caches: code at other places must not collide in both.
 const CACHED: usize = 1021;
@@ -19,7 +19,6 @@ const CACHED: usize = 1021;
 pub(super) const MAX_SAVED: usize = 8_192;
 pub(super) const MAX_JUMPS: usize = 1_024;
 
-/// What is known of an address in code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CodePlace {
     address: u64,
@@ -145,7 +144,7 @@ impl Mappings {
     pub(super) fn find(&mut self, address: u64) -> Option<Range<u64>> {
         if self.get(address).is_none() && self.are_due() {
             let start = Instant::now();
-            self.executable = executable_mappings().unwrap_or_default();
+            self.executable = mappings(true).unwrap_or_default();
             let took = start.elapsed().max(Duration::from_micros(10));
             self.next_read = Instant::now().checked_add(took.saturating_mul(PAUSE));
         }

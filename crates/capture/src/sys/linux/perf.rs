@@ -144,7 +144,6 @@ fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-/// Opens an event on a thread.
 fn open(attr: &mut perf_event_attr, tid: u32) -> Result<PerfEvent, WhyRefused> {
     if !may(FilteredSyscall::PerfEventOpen) {
         return Err(WhyRefused::KilledBySeccomp);

@@ -43,7 +43,6 @@ unsafe impl Send for RingMemory {}
 // mapped and readable (`replace_by_zeros`, `discard_records`). The fields do not change.
 unsafe impl Sync for RingMemory {}
 
-/// The memory of a ring with that many bytes of data.
 pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
     (page_size() + data_bytes) as u64
 }
@@ -91,12 +90,10 @@ impl RingMemory {
         self.home == current_pid()
     }
 
-    /// The number of bytes for records.
     pub fn data_size(&self) -> usize {
         self.data_size
     }
 
-    /// A position in the first page.
     fn position_in_header(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: an aligned word of a page that is mapped until `drop`, and that all sides access with single 64-bit
         // instructions.
@@ -122,7 +119,6 @@ impl RingMemory {
         self.tail_word().load(Ordering::Relaxed)
     }
 
-    /// Releases everything before `position` to the writer.
     pub fn release_to(&self, position: u64) {
         // `Release` orders the reads of the records before this store.
         self.tail_word().store(position, Ordering::Release);
@@ -248,7 +244,6 @@ const PIECE: u64 = 4096;
 const PIECES: usize = 9;
 pub(super) const MAX_READ: u64 = PIECE * (PIECES as u64 - 1);
 
-/// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
     memory: &'a RingMemory,
     position: u64,
