@@ -1,7 +1,7 @@
 //! The log line on the source: what it samples, its limits, and how to lift them.
 
 use crate::sampler::{Periods, Sampler};
-use crate::sys::WhyRefused;
+use crate::sys::{self, WhyRefused};
 
 const NO_STACKS: &str = "source none: kept spans have times but no stacks";
 
@@ -54,7 +54,7 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
         return (format!("{NO_STACKS}; {why}"), true);
     }
     let period_ns = sampler.periods().full_ns;
-    let rate = match timers.tick_ns() {
+    let rate = match sys::tick_ns() {
         Some(tick_ns) if tick_ns > period_ns => format!(
             "{:.0} samples per second of CPU time, the kernel's tick, instead of {:.0}",
             per_second(tick_ns),

@@ -329,15 +329,13 @@ impl Sampler {
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
         let open_timer =
             |timers: &Timers| timers.open(thread.tid(), thread.stack.clone(), rate, &shared.waker);
+        // Without a timer, perf is used.
         if rate.by_timer
             && !is_traced
             && let Some(timers) = &shared.probed.timers
+            && let Ok(session) = open_timer(timers)
         {
-            // Without a timer, perf is used.
-            let by_timer = open_timer(timers);
-            if let Ok(session) = by_timer {
-                return Ok(session);
-            }
+            return Ok(session);
         }
         let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), rate));
         let refused = match by_perf {

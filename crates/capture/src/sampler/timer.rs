@@ -40,10 +40,6 @@ impl Timers {
         sys::signal_of_timers(self.request.signal)
     }
 
-    pub fn tick_ns(&self) -> Option<u64> {
-        sys::tick_ns()
-    }
-
     /// Lets the calling thread receive the signals of its timer.
     pub(super) fn unblock(&self) {
         // A failure is reported when a timer is created.

@@ -86,12 +86,10 @@ pub(super) fn filters_of(status: &str) -> Option<u32> {
 
 /// Makes all calls in a child. If it is killed, the next child continues after that call.
 fn probe() {
-    let (mut next, mut is_quiet) = (0, true);
+    let mut next = 0;
     while let Some(call) = FilteredSyscall::ALL.get(next) {
         let rest = next..FilteredSyscall::ALL.len();
-        let ended_at = with_signals_blocked(|| child(rest, is_quiet));
-        match ended_at.filter(|at| is_quiet || *at != BEGINNING) {
-            Some(BEGINNING) => is_quiet = false,
+        match with_signals_blocked(|| child(rest)).filter(|at| *at != BEGINNING) {
             Some(done) if done >= FilteredSyscall::ALL.len() => return,
             Some(ended_at) => {
                 let ended_at = ended_at.max(next);
@@ -100,7 +98,7 @@ fn probe() {
                 }
                 next = ended_at + 1;
             }
-            // No child can be created, so the result is unknown: `call` and all later ones are avoided.
+            // No child can be created, or it cannot begin, so the result is unknown: `call` and all later ones are avoided.
             None => {
                 let rest = FilteredSyscall::ALL.iter().skip(*call as usize);
                 DEADLY.fetch_or(rest.map(|call| bit(*call)).sum(), Ordering::Relaxed);
@@ -116,10 +114,10 @@ const BEGINNING: usize = u32::MAX as usize;
 /// stops it. A number, as the machine may stand still for longer than that.
 const MAX_POLLS: u32 = 10_000;
 
-/// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
-/// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
-/// signal when it ends, and only a wait for this kind of child finds it.
-fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
+/// Starts a child that makes the calls with these numbers. Returns the call at which it was killed, or the number of all
+/// calls if it survived. The child is invisible to the program: it leaves no core dump, sends no signal when it ends, and
+/// only a wait for this kind of child finds it.
+fn child(calls: std::ops::Range<usize>) -> Option<usize> {
     let none: c_long = 0;
     // A page shared with the child, for its progress.
     // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
@@ -140,9 +138,7 @@ fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     let child = unsafe { libc::syscall(libc::SYS_clone, none, none, none, none, none) };
     if child == 0 {
         reached.store(BEGINNING as u32, Ordering::Relaxed);
-        if is_quiet {
-            suppress_core_dump();
-        }
+        suppress_core_dump();
         make(calls, reached);
     }
     let mut status: c_int = 0;
@@ -273,12 +269,7 @@ mod tests {
 
     #[test]
     fn without_a_filter_a_child_makes_all_calls() {
-        for is_quiet in [true, false] {
-            assert_eq!(
-                child(0..FilteredSyscall::ALL.len(), is_quiet),
-                Some(FilteredSyscall::ALL.len())
-            );
-        }
+        assert_eq!(child(0..FilteredSyscall::ALL.len()), Some(FilteredSyscall::ALL.len()));
         // The numbers of the calls are their indices in the table.
         for (number, call) in FilteredSyscall::ALL.iter().enumerate() {
             assert_eq!(*call as usize, number);
