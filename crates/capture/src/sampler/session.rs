@@ -41,16 +41,10 @@ pub struct SamplingSession {
     sampled_before_ns: AtomicU64,
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
-    /// Set when the session has been read completely and is released.
-    rest: OnceLock<Rest>,
+    /// What the thread may still have to count when the session has been read completely and is released: the samples from
+    /// a position on.
+    rest: OnceLock<(u64, u64)>,
     pub(super) next: OnceLock<Arc<Self>>,
-}
-
-/// What the thread may still have to count of a session that has been read completely.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    from: u64,
-    samples: u64,
 }
 
 /// For how long a thread could have run since it started, and had no CPU.
@@ -151,7 +145,7 @@ impl SamplingSession {
     /// longer sample its thread. `samples` is the number of samples from position `from` on.
     pub(crate) fn retire(&self, from: u64, samples: u64) {
         // Before the ring, in which hooks would count the samples, is released.
-        _ = self.rest.set(Rest { from, samples });
+        _ = self.rest.set((from, samples));
         self.switches.iter().for_each(|ring| ring.retire());
         self.ring.iter().for_each(|ring| ring.retire());
         self.shares.lock().clear();
@@ -188,8 +182,8 @@ impl SamplingSession {
 
     /// The number of samples in the open interval, if there will be no more.
     pub fn samples_left(&self) -> Option<u64> {
-        let rest = self.rest.get()?;
-        Some(if rest.from == self.from() { rest.samples } else { 0 })
+        let (from, samples) = *self.rest.get()?;
+        Some(if from == self.from() { samples } else { 0 })
     }
 
     /// Whether an interval that is closed now would be stored. Only for the thread itself, the only producer.

@@ -17,7 +17,7 @@ use super::places::{BeforeNext, CodePlace, Places};
 use super::rules::{self, FrameRule};
 use super::signal;
 use super::tables::TableBytes;
-use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, read_own_memory};
+use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, module_loads, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ where
             modules: Modules::default(),
             places: Places::default(),
             context: gimli::UnwindContext::new(),
-            listing: ModuleListing::new(),
+            listing: ModuleListing::new(module_loads()),
             has_left: false,
             own_stack: ANY_STACK,
         }
@@ -108,7 +108,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     pub fn begin_reading(&mut self) {
         self.has_left = false;
-        self.listing.begin_reading();
+        self.listing.begin_reading(module_loads());
         self.modules.begin_reading();
     }
 
