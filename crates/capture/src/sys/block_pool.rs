@@ -259,7 +259,7 @@ impl Blocks {
 
     fn take_of(pool: &Arc<Stripe<BlockMemory>>, bytes: usize) -> Option<Self> {
         let count = u32::try_from(bytes.div_ceil(BlockPool::BLOCK_BYTES).max(1)).ok()?;
-        let chain = pool.take(count, pool.number())?;
+        let chain = pool.take(count, pool.number)?;
         Some(Self { pool: Arc::clone(pool), chain })
     }
 
@@ -310,7 +310,7 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        let part = self.pool.number();
+        let part = self.pool.number;
         self.pool.count_taken(part, self.chain.count.wrapping_neg());
         self.pool.give_back(self.chain, part);
     }

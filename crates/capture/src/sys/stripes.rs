@@ -41,7 +41,7 @@ pub struct Striped<T>([Arc<Stripe<T>>; STRIPES]);
 #[repr(align(128))]
 pub struct Stripe<T> {
     value: Arc<T>,
-    number: usize,
+    pub(super) number: usize,
 }
 
 impl<T> Striped<T> {
@@ -63,12 +63,6 @@ impl<T> Deref for Striped<T> {
     fn deref(&self) -> &T {
         let [first, ..] = &self.0;
         first
-    }
-}
-
-impl<T> Stripe<T> {
-    pub(super) fn number(&self) -> usize {
-        self.number
     }
 }
 

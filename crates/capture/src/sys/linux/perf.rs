@@ -67,11 +67,6 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), the kernel's call chain,
 /// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
-    let event = open(&mut sampling(request), tid)?;
-    PerfRing::map(event, request.ring_bytes)
-}
-
-fn sampling(request: SampleRequest) -> perf_event_attr {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
     attr.sample_type = u64::from(
@@ -90,7 +85,7 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
     attr.set_watermark(1);
     // The event's file is not polled.
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    attr
+    PerfRing::map(open(&mut attr, tid)?, request.ring_bytes)
 }
 
 /// Opens an event that records the context switches of thread `tid`, once it is started.
