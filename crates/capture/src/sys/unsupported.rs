@@ -227,7 +227,7 @@ methods! {
     RingMemory: fn head() -> u64;
     RingMemory: fn tail() -> u64;
     RingMemory: fn release_to(_: u64);
-    RingMemory: fn copy(_: u64, _: &mut [u8]);
+    RingMemory: fn word(_: u64) -> u64;
     #[cfg(any(test, feature = "_test"))]
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;

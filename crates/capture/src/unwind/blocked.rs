@@ -517,14 +517,9 @@ mod tests {
 
     /// The frame pointer when the thread was last switched out, with its stack pointer and instruction pointer.
     fn switched_out(ring: &PerfRing) -> Option<(u64, (u64, u64))> {
-        let word = |position: u64| {
-            let mut word = [0; 8];
-            ring.copy(position, &mut word);
-            u64::from_ne_bytes(word)
-        };
         // Header, time, ABI, and the registers in the order of their numbers.
         let start = ring.head().checked_sub(48)?;
-        let (bp, sp, ip) = (word(start + 24), word(start + 32), word(start + 40));
+        let (bp, sp, ip) = (ring.word(start + 24), ring.word(start + 32), ring.word(start + 40));
         Some((bp, (sp, ip)))
     }
 
