@@ -146,10 +146,7 @@ impl Spans {
         }
         // Records of lost samples are in the ring too; they are much smaller than a sample.
         let by_size = (moved / session.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
-        let counted = || {
-            state.source.as_ref().and_then(|source| source.count_samples(session, state.from, head))
-        };
-        let counted = session.samples_left().or_else(counted);
+        let counted = session.samples_left().or_else(|| session.count_samples(state.from, head));
         // Checked again: the ring in which they are counted may have been released in between.
         fence(Ordering::Acquire);
         let samples = session.samples_left().or(counted).unwrap_or(by_size);

@@ -4,7 +4,6 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::record::{Record, Records};
 use super::session::SamplingSession;
 use super::source::Sampler;
 use super::thread::ThreadShared;
@@ -27,10 +26,6 @@ pub struct ThreadSetup {
 /// A source on one thread. Only that thread calls it.
 pub trait ThreadSource: Debug {
     fn on_session_start(&self, _session: &SamplingSession) {}
-    /// The number of samples between two positions. `None` if they cannot be counted, and must be estimated.
-    fn count_samples(&self, _session: &SamplingSession, _from: u64, _until: u64) -> Option<u64> {
-        None
-    }
     fn cpu_ns(&mut self) -> Option<u64> {
         sys::thread_cpu_ns()
     }
@@ -75,19 +70,6 @@ impl ThreadSource for ThreadSampler {
             // The thread may have been set up when no thread had a timer.
             self.sampler.0.probed.timers.iter().for_each(Timers::unblock);
         }
-    }
-
-    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
-    /// collector may have released them, but only this thread's own samples overwrite them.
-    fn count_samples(&self, session: &SamplingSession, from: u64, until: u64) -> Option<u64> {
-        let ring = session.ring.as_ref().filter(|ring| ring.timer().is_none())?;
-        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
-        if !fits(until) {
-            return None;
-        }
-        let records = Records::between(&***ring, from, until);
-        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
-        fits(ring.head()).then_some(samples as u64)
     }
 
     fn usage(&mut self, session: Option<&SamplingSession>) -> Usage {

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::quota::Share;
 use super::rate::Rate;
+use super::record::{Record, Records};
 use super::switches::SwitchRing;
 use crate::sys::{Position, SampleRing, Tag, WhyRefused};
 
@@ -178,6 +179,21 @@ impl SamplingSession {
         // After the push, so that the interval is in the queue before it stops being the open one.
         self.from.store(to, Ordering::Release);
         stored
+    }
+
+    /// For the thread itself: the number of samples between two positions, if they must be counted and can be.
+    ///
+    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
+    /// collector may have released them, but only this thread's own samples overwrite them.
+    pub fn count_samples(&self, from: u64, until: u64) -> Option<u64> {
+        let ring = self.ring.as_ref().filter(|ring| ring.timer().is_none())?;
+        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&***ring, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(ring.head()).then_some(samples as u64)
     }
 
     /// The number of samples in the open interval, if there will be no more.

@@ -43,7 +43,7 @@ impl Timers {
     /// Lets the calling thread receive the signals of its timer.
     pub(super) fn unblock(&self) {
         // A failure is reported when a timer is created.
-        _ = sys::unblock_timers(self.request.signal);
+        sys::unblock_timers(self.request.signal);
     }
 
     /// Lets the calling thread receive no more of them.
