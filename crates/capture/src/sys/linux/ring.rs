@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::clock::monotonic_raw_ns;
-use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
 use super::thread::current_pid;
 
@@ -234,6 +233,17 @@ impl Drop for RingMemory {
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
+
+/// In the kernel's order of register numbers, as in perf's records.
+#[cfg(target_arch = "x86_64")]
+pub(super) type RawRegisters = [u64; 3];
+#[cfg(target_arch = "aarch64")]
+pub(super) type RawRegisters = [u64; 4];
+
+const RECORD_SAMPLE: u64 = 9;
+pub(super) const RECORD_LOST: u64 = 2;
+const IN_USER_MODE: u64 = 2;
+const ABI_64: u64 = 2;
 
 /// How much [`RingWriter::read_ahead`] reads, in pieces. A page has no less, and the handler that reads has little stack.
 const PIECE: u64 = 4096;

@@ -11,7 +11,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
@@ -23,10 +23,9 @@ use parking_lot::Mutex;
 use super::blocked::{blocks_signal, cpu_ns_of, has_same_filters};
 use super::calls::may;
 use super::clock::{create_timer, delete_timer, set_timer};
-use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::ring::{MAX_READ, RingMemory};
+use super::ring::{MAX_READ, RECORD_LOST, RawRegisters, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_pid, current_tid, is_own_thread, own_status};
@@ -333,6 +332,38 @@ impl Drop for TimerRing {
             self.stop();
         }
     }
+}
+
+/// The kernel's information on a timer's signal.
+#[repr(C)]
+struct TimerInfo {
+    signal: c_int,
+    error: c_int,
+    code: c_int,
+    padding: c_int,
+    timer: c_int,
+    overrun: c_int,
+    value: u64,
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
+    let [.., bp, _, _, _, _, sp, ip, _, _, _, _, _, _] = context.uc_mcontext.gregs;
+    let _: [(); 23] = [(); libc::REG_CR2 as usize + 1];
+    ([bp as u64, sp as u64, ip as u64], sp as u64)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
+    let machine = &context.uc_mcontext;
+    let [.., fp, lr] = machine.regs;
+    ([fp, lr, machine.sp, machine.pc], machine.sp)
+}
+
+/// The alternate signal stack of the interrupted thread, which a handler that was interrupted on it uses up to its end.
+fn alternate_stack(context: &libc::ucontext_t) -> Range<u64> {
+    let start = context.uc_stack.ss_sp.addr() as u64;
+    start..start.saturating_add(context.uc_stack.ss_size as u64)
 }
 
 /// The signal handler. It takes no locks, does not allocate or unwind, and modifies nothing but the ring. It can run at
