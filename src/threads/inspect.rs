@@ -48,7 +48,7 @@ fn inspect_once(
     tid: u32,
 ) -> Option<InspectedThread> {
     let cpu_ns = sys::cpu_ns_of(tid);
-    let (state, thread) = (sys::state_of(tid)?, OsThread::of(tid));
+    let (state, thread) = (OsThread::state_of(tid)?, OsThread::of(tid));
     let span = shared.and_then(ThreadShared::span);
     let mut stack = Stack::new();
     let by_state = match state {

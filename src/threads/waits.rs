@@ -473,7 +473,7 @@ impl WaitingThread {
 }
 
 fn is_blocked(tid: u32) -> bool {
-    let by_state = |_| sys::is_blocked(tid) == Some(true);
+    let by_state = |_| OsThread::is_blocked(tid) == Some(true);
     Blocked::of(tid).map_or_else(by_state, |found| found.is_some())
 }
 
@@ -491,7 +491,7 @@ fn has_waited_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof)
     let hooked_ns = scanner.hooked_ns(&cursor.thread);
     let read = cursor.thread.synced().filter(|(ns, _)| ns + SAME_HOOK_NS >= hooked_ns);
     let before = read.and_then(|_| cursor.thread.synced_switches());
-    let now = before.and_then(|_| sys::switches_of(cursor.thread.tid()));
+    let now = before.and_then(|_| OsThread::switches_of(cursor.thread.tid()));
     now > before.map(|before| before + 1) && still_holds(cursor, proof)
 }
 
@@ -536,7 +536,7 @@ fn capture(
             // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
             let is_blocked = match proof {
                 Proof::Switches(_) => Some(true),
-                Proof::Cpu(..) => sys::is_blocked(cursor.thread.tid()),
+                Proof::Cpu(..) => OsThread::is_blocked(cursor.thread.tid()),
             };
             scanner.captures.note_unseen(&error, is_blocked);
             if is_blocked != Some(true) {

@@ -119,9 +119,6 @@ stubs! {
     fn process_cpu_ns() -> Option<u64> = None;
     fn current_pid() -> u32 = std::process::id();
     fn cpu_ns_of(_: u32) -> Option<u64> = None;
-    fn state_of(_: u32) -> Option<u8> = None;
-    fn is_blocked(_: u32) -> Option<bool> = None;
-    fn switches_of(_: u32) -> Option<u64> = None;
     fn try_thread_cpu_ns() -> Result<u64, WhyRefused> = refused();
     fn try_cpu_ns_of(_: u32) -> Result<u64, WhyRefused> = refused();
     fn try_thread_usage() -> Result<crate::sys::Usage, WhyRefused> = refused();
@@ -183,6 +180,9 @@ associated! {
     Forks: fn on_each(_: fn()) = ();
     Forks: fn watch() = ();
     OsThread: fn of(_: u32) -> Self = Self::new(0, b"");
+    OsThread: fn state_of(_: u32) -> Option<u8> = None;
+    OsThread: fn is_blocked(_: u32) -> Option<bool> = None;
+    OsThread: fn switches_of(_: u32) -> Option<u64> = None;
     Blocked: fn of(_: u32) -> io::Result<Option<Self>> = unsupported();
     Call: fn lock_owner(self: Self) -> Option<u32> = None;
     Schedstat: fn open(_: u32) -> io::Result<KernelFile> = unsupported();

@@ -46,24 +46,6 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
     (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
 }
 
-/// The letter of the state of a thread of this process, as in `proc_pid_stat(5)`: also where [`Blocked::of`] is refused.
-pub fn state_of(tid: u32) -> Option<u8> {
-    field(&status_of(tid)?, "State:")?.bytes().next()
-}
-
-/// Whether a thread of this process is blocked, and not running, runnable or stopped.
-pub fn is_blocked(tid: u32) -> Option<bool> {
-    state_of(tid).map(|state| matches!(state, b'S' | b'D'))
-}
-
-/// How often a thread of this process has been switched out since it started, also for the wait that it is in.
-pub fn switches_of(tid: u32) -> Option<u64> {
-    let status = status_of(tid)?;
-    // Blocked, and preempted.
-    let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
-    Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
-}
-
 /// What the kernel says of a thread in a file, by one read.
 fn read(tid: u32, file: &str) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 512];
@@ -136,6 +118,24 @@ impl OsThread {
     pub fn of(tid: u32) -> Self {
         let name = read(tid, "comm").unwrap_or_default();
         Self::new(tid, name.strip_suffix(b"\n").unwrap_or(&name))
+    }
+
+    /// The letter of the state of a thread of this process, as in `proc_pid_stat(5)`: also where [`Blocked::of`] is refused.
+    pub fn state_of(tid: u32) -> Option<u8> {
+        field(&status_of(tid)?, "State:")?.bytes().next()
+    }
+
+    /// Whether a thread of this process is blocked, and not running, runnable or stopped.
+    pub fn is_blocked(tid: u32) -> Option<bool> {
+        Self::state_of(tid).map(|state| matches!(state, b'S' | b'D'))
+    }
+
+    /// How often a thread of this process has been switched out since it started, also for the wait that it is in.
+    pub fn switches_of(tid: u32) -> Option<u64> {
+        let status = status_of(tid)?;
+        // Blocked, and preempted.
+        let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+        Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
     }
 }
 
@@ -331,11 +331,12 @@ mod tests {
                 let tid = current_tid();
                 assert!(own_threads().unwrap().contains(&tid));
                 assert_eq!(OsThread::of(tid).name(), name);
-                assert_eq!((state_of(tid), is_blocked(tid)), (Some(b'R'), Some(false)));
+                assert_eq!(OsThread::state_of(tid), Some(b'R'));
+                assert_eq!(OsThread::is_blocked(tid), Some(false));
             });
             listed.unwrap().join().unwrap();
         }
-        assert_eq!(state_of(u32::MAX >> 1), None);
+        assert_eq!(OsThread::state_of(u32::MAX >> 1), None);
     }
 
     #[test]
@@ -369,7 +370,7 @@ mod tests {
         assert_eq!(stack.len(), 256);
         let before = cpu_ns_of(tid).unwrap();
         assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
-        assert_eq!(is_blocked(tid), Some(true));
+        assert_eq!(OsThread::is_blocked(tid), Some(true));
         ends.store(true, Ordering::Release);
         thread.thread().unpark();
         thread.join().unwrap();
