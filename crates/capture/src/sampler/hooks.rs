@@ -46,7 +46,7 @@ pub trait ThreadSource: Debug {
 #[derive(Debug)]
 pub(super) struct ThreadSampler {
     pub(super) sampler: Sampler,
-    /// It will not be sampled, and is counted as such.
+    /// Whether it will not be sampled, and is counted as such.
     pub(super) is_unsampled: bool,
     /// The thread's alternate signal stack was too small when the thread was set up.
     pub(super) has_small_signal_stack: bool,

@@ -56,7 +56,7 @@ pub(crate) trait ArchUnwinder: framehop::Unwinder {
         }
     }
 
-    /// None are looked for on aarch64.
+    /// None are searched for on aarch64.
     fn jumps(code: &[u8], address: u64) -> impl Iterator<Item = CallTarget> {
         let code = if Self::IS_X86_64 { code } else { &[] };
         calls::x86_64_jumps(code, address)

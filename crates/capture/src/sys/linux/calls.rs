@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::signal::with_signals_blocked;
 use super::texts::field;
@@ -86,10 +86,12 @@ pub(super) fn filters_of(status: &str) -> Option<u32> {
 
 /// Makes all calls in a child. If it is killed, the next child continues after that call.
 fn probe() {
-    let mut next = 0;
+    let (mut next, mut is_quiet) = (0, true);
     while let Some(call) = FilteredSyscall::ALL.get(next) {
         let rest = next..FilteredSyscall::ALL.len();
-        match with_signals_blocked(|| child(rest)).filter(|at| *at != BEGINNING) {
+        let ended_at = with_signals_blocked(|| child(rest, is_quiet));
+        match ended_at.filter(|at| is_quiet || *at != BEGINNING) {
+            Some(BEGINNING) => is_quiet = false,
             Some(done) if done >= FilteredSyscall::ALL.len() => return,
             Some(ended_at) => {
                 let ended_at = ended_at.max(next);
@@ -98,7 +100,7 @@ fn probe() {
                 }
                 next = ended_at + 1;
             }
-            // No child can be created, or it cannot begin, so the result is unknown: `call` and all later ones are avoided.
+            // No child can be created, so the result is unknown: `call` and all later ones are avoided.
             None => {
                 let rest = FilteredSyscall::ALL.iter().skip(*call as usize);
                 DEADLY.fetch_or(rest.map(|call| bit(*call)).sum(), Ordering::Relaxed);
@@ -110,14 +112,16 @@ fn probe() {
 
 /// The progress of a child that has not made any of the calls.
 const BEGINNING: usize = u32::MAX as usize;
-/// How often the end of a child is polled, for about a second: it makes ten system calls, but may never end if a supervisor
-/// stops it. A number, as the machine may stand still for longer than that.
-const MAX_POLLS: u32 = 10_000;
+/// How long a child may take. It makes ten system calls, but may never end if a supervisor stops it.
+const MAX_TIME: Duration = Duration::from_secs(1);
+/// How often its end is polled at least, as the machine may have stood still in that time; and how long that may take.
+const MIN_POLLS: u32 = 1_000;
+const MAX_POLLING: Duration = Duration::from_secs(5);
 
-/// Starts a child that makes the calls with these numbers. Returns the call at which it was killed, or the number of all
-/// calls if it survived. The child is invisible to the program: it leaves no core dump, sends no signal when it ends, and
-/// only a wait for this kind of child finds it.
-fn child(calls: std::ops::Range<usize>) -> Option<usize> {
+/// Starts a child that makes the calls with these numbers; with `is_quiet`, it leaves no core dump. Returns the call at
+/// which it was killed, or the number of all calls if it survived. The child is invisible to the program: it sends no
+/// signal when it ends, and only a wait for this kind of child finds it.
+fn child(calls: std::ops::Range<usize>, is_quiet: bool) -> Option<usize> {
     let none: c_long = 0;
     // A page shared with the child, for its progress.
     // SAFETY: the kernel chooses the address of the new mapping, so no other memory is affected.
@@ -138,11 +142,13 @@ fn child(calls: std::ops::Range<usize>) -> Option<usize> {
     let child = unsafe { libc::syscall(libc::SYS_clone, none, none, none, none, none) };
     if child == 0 {
         reached.store(BEGINNING as u32, Ordering::Relaxed);
-        suppress_core_dump();
+        if is_quiet {
+            suppress_core_dump();
+        }
         make(calls, reached);
     }
     let mut status: c_int = 0;
-    let (mut polls, mut is_killed) = (0, false);
+    let (start, mut polls, mut is_killed) = (Instant::now(), 0, false);
     let ended = loop {
         let options = libc::__WALL | if is_killed { 0 } else { libc::WNOHANG };
         // SAFETY: waits for the child created above, and writes to a local integer.
@@ -150,7 +156,10 @@ fn child(calls: std::ops::Range<usize>) -> Option<usize> {
             libc::syscall(libc::SYS_wait4, child, &raw mut status, options, none)
         });
         match ended {
-            Some(0) if polls < MAX_POLLS => {
+            Some(0)
+                if start.elapsed() < MAX_TIME
+                    || polls < MIN_POLLS && start.elapsed() < MAX_POLLING =>
+            {
                 polls += 1;
                 std::thread::sleep(Duration::from_micros(50));
             }
@@ -269,7 +278,12 @@ mod tests {
 
     #[test]
     fn without_a_filter_a_child_makes_all_calls() {
-        assert_eq!(child(0..FilteredSyscall::ALL.len()), Some(FilteredSyscall::ALL.len()));
+        for is_quiet in [true, false] {
+            assert_eq!(
+                child(0..FilteredSyscall::ALL.len(), is_quiet),
+                Some(FilteredSyscall::ALL.len())
+            );
+        }
         // The numbers of the calls are their indices in the table.
         for (number, call) in FilteredSyscall::ALL.iter().enumerate() {
             assert_eq!(*call as usize, number);

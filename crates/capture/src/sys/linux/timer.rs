@@ -34,8 +34,8 @@ use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, 
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
-/// Targets are reused for other threads. A signal may arrive after its timer was deleted; it then
-/// finds the ring of another thread here, or none.
+/// Targets are reused for other threads. A signal may arrive after its timer was deleted; it then finds the ring of another
+/// thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Target {
@@ -44,7 +44,8 @@ struct Target {
     busy: AtomicU32,
 }
 
-/// Of no memory until they are used. The user's limit of pending signals allows a few thousand timers.
+/// Of no memory until they are used: as many as the usual limit of pending signals allows timers on a machine with 32 GiB.
+/// Further threads are refused one, and counted.
 static TARGETS: [Target; MAX_TARGETS] =
     [const { Target { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) } };
         MAX_TARGETS];
