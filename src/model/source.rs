@@ -200,8 +200,9 @@ impl AttachThreads for Scripted {
                 switches: switches.clone(),
                 period_ns,
             });
-            let session = SamplingSession::new(samples, Rate::of(period_ns), STEP, SAMPLE_BYTES);
-            let session = session.with_switches(switches);
+            let rate = Rate::of(period_ns);
+            let mut session = SamplingSession::new(Some(samples), rate, STEP, SAMPLE_BYTES);
+            session.switches = switches;
             shared.sampler.note_thread_sampled(&session);
             Some(session)
         });

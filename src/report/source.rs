@@ -1,7 +1,7 @@
 //! The log line on the source: what it samples, its limits, and how to lift them.
 
 use crate::sampler::{Periods, Sampler};
-use crate::sys::WhyRefused;
+use crate::sys::{self, WhyRefused};
 
 const NO_STACKS: &str = "source none: kept spans have times but no stacks";
 
@@ -46,7 +46,7 @@ fn without_limits(sampler: &Sampler) -> (String, bool) {
         let why = format!("timers are not used: {why}; perf is not used: {perf_refused}");
         return (format!("{NO_STACKS}; {why}"), true);
     }
-    if let Some(tick_ns) = timers.tick_ns().filter(|tick_ns| *tick_ns > full_ns) {
+    if let Some(tick_ns) = sys::tick_ns().filter(|tick_ns| *tick_ns > full_ns) {
         let [tick, full] = [tick_ns, full_ns].map(per_second);
         rate = format!(
             "{tick:.0} samples per second of CPU time, the kernel's tick, instead of {full:.0}"

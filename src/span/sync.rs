@@ -103,7 +103,7 @@ impl Spans {
     }
 
     fn take_up(&self, state: &mut ThreadState, session: Option<Arc<SamplingSession>>, turn: u32) {
-        let ended_ns = state.session.as_ref().map_or(0, |ended| ended.all_sampled_ns());
+        let ended_ns = state.session.as_ref().map_or(0, |ended| ended.sampled_ns(0));
         state.sampled_ended_ns += ended_ns.saturating_sub(std::mem::take(&mut state.sampled_ns));
         state.samples = session.as_ref().map(|session| session.samples()).unwrap_or_default();
         state.from = 0;
@@ -142,10 +142,7 @@ impl Spans {
         }
         // Records of lost samples are in the ring too; they are much smaller than a sample.
         let by_size = (moved / session.sample_size).max(u64::from(moved >= LEAST_SAMPLE));
-        let counted = || {
-            state.source.as_ref().and_then(|source| source.count_samples(session, state.from, head))
-        };
-        let counted = session.samples_left().or_else(counted);
+        let counted = session.samples_left().or_else(|| session.count_samples(state.from, head));
         // Checked again: the ring in which they are counted may have been released in between.
         fence(Ordering::Acquire);
         let samples = session.samples_left().or(counted).unwrap_or(by_size);

@@ -57,7 +57,7 @@ impl AttachThreads for Script {
         let ring = Arc::new(SampleRing::scripted(4096, SAMPLE).unwrap());
         self.rings.lock().push(Arc::clone(&ring));
         sampled.append_session(|_| {
-            Some(SamplingSession::new(ring, Rate::of(BASE_PERIOD), SAMPLE, 4096))
+            Some(SamplingSession::new(Some(ring), Rate::of(BASE_PERIOD), SAMPLE, 4096))
         });
     }
 }

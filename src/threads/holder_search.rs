@@ -42,7 +42,7 @@ pub(super) fn search_holders(
         return Counters::add(counter, due.len() as u64);
     }
     let start = sys::thread_cpu_ns();
-    let mappings = sys::mappings().unwrap_or_default();
+    let mappings = sys::mappings(false).unwrap_or_default();
     let mut locks: HashMap<u64, u64> = HashMap::new();
     for wait in &mut due {
         if let Some(lock) = wait.sought.find_lock(&mappings) {

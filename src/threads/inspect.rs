@@ -10,7 +10,7 @@ use crate::profile::{SampleKind, ThreadActivity};
 use crate::sampler::ThreadShared;
 use crate::sinks::{Holder, Stack, StackEntry, StackLeaf, Store, StoredSample};
 use crate::span::SpanKey;
-use crate::sys::{self, Blocked, Call, OsThread, ThreadStat};
+use crate::sys::{self, Blocked, Call, OsThread};
 use crate::unwind::UnwindEnd;
 
 pub(crate) struct InspectedThread {
@@ -48,7 +48,7 @@ fn inspect_once(
     tid: u32,
 ) -> Option<InspectedThread> {
     let cpu_ns = sys::cpu_ns_of(tid);
-    let ThreadStat { thread, state } = ThreadStat::of(tid).ok()?;
+    let (state, thread) = (OsThread::state_of(tid)?, OsThread::of(tid));
     let span = shared.and_then(ThreadShared::span);
     let mut stack = Stack::new();
     let by_state = match state {

@@ -17,7 +17,7 @@ use crate::sampler::{SwitchRing, ThreadShared};
 use crate::sinks::{NewSample, SHORTEST_WAIT, Stack, StackLeaf};
 use crate::span::SpanKey;
 use crate::stats::Counters;
-use crate::sys::{self, Blocked, OsThread, ThreadStat};
+use crate::sys::{self, Blocked, OsThread};
 use crate::unwind::UnwindEnd;
 
 /// The scan interval while a thread is in a profiled span and not known to be blocked. All waits longer than this and
@@ -437,8 +437,8 @@ impl WaitingThread {
 }
 
 fn is_blocked(tid: u32) -> bool {
-    let by_stat = |_| ThreadStat::of(tid).is_ok_and(ThreadStat::is_blocked);
-    Blocked::of(tid).map_or_else(by_stat, |found| found.is_some())
+    let by_state = |_| OsThread::is_blocked(tid) == Some(true);
+    Blocked::of(tid).map_or_else(by_state, |found| found.is_some())
 }
 
 fn still_holds(cursor: &ThreadCursor, proof: Proof) -> bool {
@@ -455,7 +455,7 @@ fn has_waited_before(cursor: &ThreadCursor, scanner: &Scanner<'_>, proof: Proof)
     let hooked_ns = scanner.hooked_ns(&cursor.thread);
     let read = cursor.thread.synced().filter(|(ns, _)| ns + SAME_HOOK_NS >= hooked_ns);
     let before = read.and_then(|_| cursor.thread.synced_switches());
-    let now = before.and_then(|_| ThreadStat::switches_of(cursor.thread.tid()));
+    let now = before.and_then(|_| OsThread::switches_of(cursor.thread.tid()));
     now > before.map(|before| before + 1) && still_holds(cursor, proof)
 }
 
@@ -500,9 +500,7 @@ fn capture(
             // A thread that waits for a CPU does not run, either, which its clock alone does not tell apart.
             let is_blocked = match proof {
                 Proof::Switches(_) => Some(true),
-                Proof::Cpu(..) => {
-                    ThreadStat::of(cursor.thread.tid()).ok().map(ThreadStat::is_blocked)
-                }
+                Proof::Cpu(..) => OsThread::is_blocked(cursor.thread.tid()),
             };
             scanner.captures.note_unseen(&error, is_blocked);
             if is_blocked != Some(true) {

@@ -35,7 +35,7 @@ impl Deadlock {
             return Vec::new();
         }
         sys::read_filters();
-        let mappings = sys::mappings().unwrap_or_default();
+        let mappings = sys::mappings(false).unwrap_or_default();
         let blocked: Vec<_> =
             tids.iter().filter_map(|tid| BlockedThread::of(*tid, &mappings)).collect();
         let locks: HashSet<u64> = blocked.iter().filter_map(|thread| thread.lock).collect();

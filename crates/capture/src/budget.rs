@@ -6,7 +6,7 @@ pub fn passed(start_ns: Option<u64>, end_ns: Option<u64>) -> Option<u64> {
 }
 
 /// A CPU budget: a share of a core, or of several, with a limit on what can be saved up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct CpuBudget {
     thousandths: u64,
     most_ns: i64,
@@ -35,7 +35,6 @@ impl CpuBudget {
         self.left_ns
     }
 
-    /// What is added in that time.
     pub fn earned_ns(&self, passed_ns: u64) -> u64 {
         passed_ns.saturating_mul(self.thousandths) / 1_000
     }

@@ -159,7 +159,7 @@ impl ThreadCursor {
 
     /// How long the thread was sampled in sessions that its hooks have not counted. `cpu_ns` is its CPU clock now.
     pub fn sampled_ns(&self, cpu_ns: u64) -> u64 {
-        let before = self.uncounted().map(SamplingSession::all_sampled_ns);
+        let before = self.uncounted().map(|ended| ended.sampled_ns(0));
         before.sum::<u64>() + self.session.sampled_ns(cpu_ns)
     }
 

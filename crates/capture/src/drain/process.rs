@@ -34,7 +34,7 @@ const ATTACH_COST_NS: u64 = 150_000;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The demands of profiles of the process, and the sampling of threads that have met no hook for a while.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ProcessThreads {
     /// How often threads are to be sampled for a profile that was asked for, and for the continuous one.
     requested: Option<Periods>,
@@ -56,25 +56,9 @@ struct OtherThread {
     cursor: ThreadCursor,
     is_named: bool,
     failed: Option<Instant>,
-    /// Who pays.
     why: Why,
     /// No longer sampled; given back once it is drained.
     is_ending: bool,
-}
-
-impl Default for ProcessThreads {
-    fn default() -> Self {
-        Self {
-            requested: None,
-            continuous: None,
-            others: HashMap::new(),
-            active: HashSet::new(),
-            cpu_ns: HashMap::new(),
-            searched: None,
-            interval: MIN_INTERVAL,
-            attaching: ATTACHING,
-        }
-    }
 }
 
 impl ProcessThreads {
@@ -93,13 +77,9 @@ impl ProcessThreads {
         let tids: Vec<u32> = self.others.keys().copied().collect();
         tids.into_iter().for_each(|tid| self.end_other(tid));
         if before.is_none() || now.is_none() {
-            let Self { requested, continuous, .. } = *self;
-            *self = Self {
-                requested,
-                continuous,
-                others: std::mem::take(&mut self.others),
-                ..Self::default()
-            };
+            self.active.clear();
+            self.cpu_ns.clear();
+            self.searched = None;
         }
         self.interval = MIN_INTERVAL;
         self.attaching = match self.requested {

@@ -1,7 +1,6 @@
 //! The sources of raw samples.
 
 mod hooks;
-mod losses;
 mod perf;
 mod probe;
 mod quota;
@@ -11,15 +10,12 @@ mod session;
 mod source;
 mod switches;
 mod thread;
-mod thread_counters;
-mod thread_source;
 mod timer;
 
 pub use hooks::{AttachThreads, ThreadSetup, ThreadSource};
 pub use rate::{Periods, Rate};
 pub use session::{RunDelay, SamplingSession, TagInterval};
-pub use source::{Sampler, Source, SourceSettings, UnknownName};
+pub use source::{Sampler, Source, SourceSettings, ThreadCounters, UnknownName};
 pub use switches::SwitchRing;
 pub(crate) use switches::switches_between;
 pub use thread::{NEVER, OpenInterval, ThreadShared, ThreadUse};
-pub use thread_counters::ThreadCounters;

@@ -101,30 +101,26 @@ impl Perf {
         if let Some(why) = self.refused {
             return Err(why);
         }
-        let opened = self.open_rings(tid, rate.period_ns);
+        let opened = self.open_rings(tid, rate);
         let is_full = matches!(opened, Err(WhyRefused::NoFiles | WhyRefused::NoLockedMemory));
         self.is_full.store(is_full, Ordering::Relaxed);
-        let (samples, switches, shares) = opened?;
-        let samples = Arc::new(SampleRing::Perf(samples));
-        let sample_size = Machine::NATIVE.sample_size(self.request.stack_bytes);
-        let session = SamplingSession::new(samples, rate, sample_size, sample_size);
-        let session = session.with_switches(Some(Arc::new(SwitchRing::new(switches))));
-        Ok(session.with_shares(shares))
+        opened
     }
 
-    fn open_rings(
-        &self,
-        tid: u32,
-        period_ns: u64,
-    ) -> Result<(PerfRing, PerfRing, Vec<Share>), WhyRefused> {
-        let request = SampleRequest { period_ns, ..self.request };
+    fn open_rings(&self, tid: u32, rate: Rate) -> Result<SamplingSession, WhyRefused> {
+        let request = SampleRequest { period_ns: rate.period_ns, ..self.request };
         let most_files = (sys::open_file_limit() / SHARE_OF_FILES).max(FILES_PER_THREAD);
         let files = self.files.take(FILES_PER_THREAD, most_files);
         let files = files.ok_or(WhyRefused::NoFiles)?;
         let (switches, of_switches) =
             self.lock(SWITCH_RING_BYTES, || sys::open_switch_ring(SWITCH_RING_BYTES, tid))?;
         let (samples, of_samples) = self.open_samples(tid, request)?;
-        Ok((samples, switches, vec![files, of_switches, of_samples]))
+        let samples = Arc::new(SampleRing::Perf(samples));
+        let sample_size = Machine::NATIVE.sample_size(request.stack_bytes);
+        let mut session = SamplingSession::new(Some(samples), rate, sample_size, sample_size);
+        session.switches = Some(Arc::new(SwitchRing::new(switches)));
+        session.shares = Mutex::new(vec![files, of_switches, of_samples]);
+        Ok(session)
     }
 
     fn open_samples(

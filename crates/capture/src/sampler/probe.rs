@@ -44,9 +44,9 @@ pub struct Unreadable {
 }
 
 impl Probed {
-    /// Probes on the calling thread and, as another one, on a thread of its own.
+    /// Probes on the calling thread and, as another one, on a thread of its own. Without that, no thread of the layer can be
+    /// started either, and there will be no layer.
     pub(super) fn new(source: Source, request: SampleRequest) -> Self {
-        // Without it no thread of the layer can be started either, and there will be no layer.
         with_other_thread(|other| Self::beside(other, source, request))
     }
 
@@ -67,7 +67,11 @@ impl Probed {
             timers_refused: why.filter(|why| why.is_permanent()),
             timers_lacking: why.filter(|why| !why.is_permanent()),
             is_traced,
-            unreadable: Unreadable::find(other),
+            unreadable: Unreadable {
+                own_cpu_time: sys::try_thread_cpu_ns().err(),
+                cpu_time_of_others: other.and_then(|other| sys::try_cpu_ns_of(other).err()),
+                usage: sys::try_thread_usage().err(),
+            },
         }
     }
 
@@ -88,16 +92,5 @@ impl Probed {
 
     pub(super) fn may_have_timers(&self) -> bool {
         self.timers.is_some() && self.timers_refused.is_none()
-    }
-}
-
-impl Unreadable {
-    fn find(other: Option<u32>) -> Self {
-        let other = other.and_then(|other| sys::try_cpu_ns_of(other).err());
-        Self {
-            own_cpu_time: sys::try_thread_cpu_ns().err(),
-            cpu_time_of_others: other,
-            usage: sys::try_thread_usage().err(),
-        }
     }
 }

@@ -7,24 +7,25 @@ use crate::sys::{Registers, RingMemory};
 
 /// Bytes at positions that only grow: a ring, or a copy of one.
 pub(crate) trait RecordBytes {
-    /// Fills `out` with the bytes from `position` on.
-    fn copy(&self, position: u64, out: &mut [u8]);
+    /// The eight bytes from there on.
+    fn word(&self, position: u64) -> u64;
 }
 
 impl RecordBytes for RingMemory {
-    fn copy(&self, position: u64, out: &mut [u8]) {
-        Self::copy(self, position, out);
+    fn word(&self, position: u64) -> u64 {
+        Self::word(self, position)
     }
 }
 
 /// A copy, whose positions begin at 0; zeros beyond its end.
 impl RecordBytes for [u8] {
-    fn copy(&self, position: u64, out: &mut [u8]) {
+    fn word(&self, position: u64) -> u64 {
         let from = usize::try_from(position).unwrap_or(usize::MAX);
-        let rest = self.get(from..).unwrap_or_default();
-        for (i, byte) in out.iter_mut().enumerate() {
-            *byte = rest.get(i).copied().unwrap_or(0);
-        }
+        let mut word = [0; 8];
+        word.iter_mut()
+            .zip(self.get(from..).unwrap_or_default())
+            .for_each(|(to, from)| *to = *from);
+        u64::from_ne_bytes(word)
     }
 }
 
@@ -87,7 +88,7 @@ impl<'a, B: RecordBytes + ?Sized> Records<'a, B> {
     }
 
     fn word(&self, offset: u64) -> u64 {
-        word(self.bytes, self.position.wrapping_add(offset))
+        self.bytes.word(self.position.wrapping_add(offset))
     }
 
     fn read(&self, kind: u32, misc: u16, size: u16) -> Record {
@@ -117,16 +118,13 @@ impl<B: RecordBytes + ?Sized> Iterator for Records<'_, B> {
     /// The position after a malformed record is unknown, so iteration ends there.
     fn next(&mut self) -> Option<Self::Item> {
         let left = self.end.checked_sub(self.position).filter(|left| *left > 0)?;
-        let mut header = [0; HEADER as usize];
-        self.bytes.copy(self.position, &mut header);
-        let [k0, k1, k2, k3, m0, m1, s0, s1] = header;
-        let size = u16::from_ne_bytes([s0, s1]);
+        let header = self.word(0);
+        let (kind, misc, size) = (header as u32, (header >> 32) as u16, (header >> 48) as u16);
         if u64::from(size) < HEADER || u64::from(size) > left || size % 8 != 0 {
             self.position = self.end;
             return Some(Err(Malformed));
         }
-        let record =
-            self.read(u32::from_ne_bytes([k0, k1, k2, k3]), u16::from_ne_bytes([m0, m1]), size);
+        let record = self.read(kind, misc, size);
         self.position = self.position.wrapping_add(u64::from(size));
         Some(Ok(record))
     }
@@ -201,7 +199,7 @@ impl<B: RecordBytes + ?Sized> Words<'_, B> {
     /// The word at that many bytes, if there is one: of a stack, above the stack pointer.
     pub(crate) fn word(&self, offset: u64) -> Option<u64> {
         let end = offset.checked_add(8)?;
-        (end <= self.length).then(|| word(self.bytes, self.position.wrapping_add(offset)))
+        (end <= self.length).then(|| self.bytes.word(self.position.wrapping_add(offset)))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> {
@@ -211,7 +209,7 @@ impl<B: RecordBytes + ?Sized> Words<'_, B> {
 
 /// The position at which hooks observed a record of a timer's ring: its last word.
 pub(crate) fn stated_position<B: RecordBytes + ?Sized>(bytes: &B, place: RecordPlace) -> u64 {
-    word(bytes, place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
+    bytes.word(place.position.wrapping_add(u64::from(place.size)).wrapping_sub(8))
 }
 
 /// Fails if the record's lengths contradict each other, or if it has no user registers.
@@ -222,7 +220,7 @@ pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
 ) -> Result<RawSample<'_, B>, Malformed> {
     const ABI_64: u64 = 2;
     const CHAIN: u64 = HEADER + 16;
-    let at = |offset: u64| word(bytes, place.position.wrapping_add(offset));
+    let at = |offset: u64| bytes.word(place.position.wrapping_add(offset));
     let words = |offset: u64, length: u64| {
         let position = place.position.wrapping_add(offset);
         Words { bytes, position, length }
@@ -270,12 +268,6 @@ pub(crate) fn read_sample<B: RecordBytes + ?Sized>(
         },
         stack: words(stack_start, length),
     })
-}
-
-fn word<B: RecordBytes + ?Sized>(bytes: &B, position: u64) -> u64 {
-    let mut word = [0; 8];
-    bytes.copy(position, &mut word);
-    u64::from_ne_bytes(word)
 }
 
 #[cfg(test)]

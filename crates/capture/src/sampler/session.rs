@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::quota::Share;
 use super::rate::Rate;
+use super::record::{Record, Records};
 use super::switches::SwitchRing;
 use crate::sys::{Position, SampleRing, Tag, WhyRefused};
 
@@ -34,23 +35,17 @@ pub struct SamplingSession {
     /// The ring with the samples; none if the thread is not sampled.
     pub ring: Option<Arc<SampleRing>>,
     pub switches: Option<Arc<SwitchRing>>,
-    /// What it takes of the limits of the process.
-    shares: Mutex<Vec<Share>>,
+    /// What it takes of the limits of the process, until the rings are closed.
+    pub(super) shares: Mutex<Vec<Share>>,
     /// The thread's CPU clock at the start or at the end of the last pause; `u64::MAX` during a pause.
     since_cpu_ns: AtomicU64,
     sampled_before_ns: AtomicU64,
     /// For how long the thread has waited for a CPU, as the collector last read it.
     pub run_delay: RunDelayCell,
-    /// Set when the session has been read completely and is released.
-    rest: OnceLock<Rest>,
+    /// What the thread may still have to count when the session has been read completely and is released: the samples from
+    /// a position on.
+    rest: OnceLock<(u64, u64)>,
     pub(super) next: OnceLock<Arc<Self>>,
-}
-
-/// What the thread may still have to count of a session that has been read completely.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    from: u64,
-    samples: u64,
 }
 
 /// For how long a thread could have run since it started, and had no CPU.
@@ -87,15 +82,16 @@ pub(crate) const SPARE_INTERVALS: usize = 8;
 
 impl SamplingSession {
     pub fn none() -> Self {
-        Self::of(None, Rate::of(0), 1, 1)
+        Self::new(None, Rate::of(0), 1, 1)
     }
 
     /// `sample_size` is the least by which a sample moves the position, `least_record` the length of frequent short ones.
-    pub fn new(ring: Arc<SampleRing>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
-        Self::of(Some(ring), rate, sample_size, least_record)
-    }
-
-    fn of(ring: Option<Arc<SampleRing>>, rate: Rate, sample_size: u64, least_record: u64) -> Self {
+    pub fn new(
+        ring: Option<Arc<SampleRing>>,
+        rate: Rate,
+        sample_size: u64,
+        least_record: u64,
+    ) -> Self {
         // A thread writes at most one interval per sample.
         let data_size = ring.as_ref().map_or(0, |ring| ring.data_size());
         let samples = data_size / usize::try_from(least_record.max(1)).unwrap_or(usize::MAX);
@@ -119,7 +115,7 @@ impl SamplingSession {
         self.since_cpu_ns.store(cpu_ns, Ordering::Release);
     }
 
-    /// For how much CPU time the thread has been sampled, given its current CPU clock.
+    /// For how much CPU time the thread has been sampled, given its current CPU clock, or 0 once it is not sampled any more.
     pub fn sampled_ns(&self, cpu_ns: u64) -> u64 {
         loop {
             let since_ns = self.since_cpu_ns.load(Ordering::Acquire);
@@ -132,21 +128,6 @@ impl SamplingSession {
         }
     }
 
-    /// Like [`sampled_ns`](Self::sampled_ns), for a session that will not be started again.
-    pub fn all_sampled_ns(&self) -> u64 {
-        self.sampled_ns(0)
-    }
-
-    pub fn with_switches(self, switches: Option<Arc<SwitchRing>>) -> Self {
-        Self { switches, ..self }
-    }
-
-    /// Adds what is given back once the rings are closed.
-    pub(super) fn with_shares(self, shares: Vec<Share>) -> Self {
-        Self { shares: Mutex::new(shares), ..self }
-    }
-
-    /// Starts sampling, or resumes it after a [`pause`](Self::pause).
     pub(crate) fn start(&self) -> Result<(), WhyRefused> {
         self.switches.iter().try_for_each(|ring| ring.start())?;
         self.ring.iter().try_for_each(|ring| ring.start())
@@ -165,13 +146,12 @@ impl SamplingSession {
     /// longer sample its thread. `samples` is the number of samples from position `from` on.
     pub(crate) fn retire(&self, from: u64, samples: u64) {
         // Before the ring, in which hooks would count the samples, is released.
-        _ = self.rest.set(Rest { from, samples });
+        _ = self.rest.set((from, samples));
         self.switches.iter().for_each(|ring| ring.retire());
         self.ring.iter().for_each(|ring| ring.retire());
         self.shares.lock().clear();
     }
 
-    /// The position, which moves when a sample is taken.
     pub fn samples(&self) -> Position {
         self.ring.clone().map(Position::of_ring).unwrap_or_default()
     }
@@ -201,10 +181,25 @@ impl SamplingSession {
         stored
     }
 
+    /// For the thread itself: the number of samples between two positions, if they must be counted and can be.
+    ///
+    /// Reads the records one by one, since samples in the kernel are longer than others, and other records occur. The
+    /// collector may have released them, but only this thread's own samples overwrite them.
+    pub fn count_samples(&self, from: u64, until: u64) -> Option<u64> {
+        let ring = self.ring.as_ref().filter(|ring| ring.timer().is_none())?;
+        let fits = |head: u64| head.saturating_sub(from) <= ring.data_size() as u64;
+        if !fits(until) {
+            return None;
+        }
+        let records = Records::between(&***ring, from, until);
+        let samples = records.filter(|record| matches!(record, Ok(Record::Sample(_)))).count();
+        fits(ring.head()).then_some(samples as u64)
+    }
+
     /// The number of samples in the open interval, if there will be no more.
     pub fn samples_left(&self) -> Option<u64> {
-        let rest = self.rest.get()?;
-        Some(if rest.from == self.from() { rest.samples } else { 0 })
+        let (from, samples) = *self.rest.get()?;
+        Some(if from == self.from() { samples } else { 0 })
     }
 
     /// Whether an interval that is closed now would be stored. Only for the thread itself, the only producer.

@@ -6,15 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::hooks::{AttachThreads, ThreadSetup};
-use super::losses::LossTimes;
+use super::hooks::{AttachThreads, ThreadSampler, ThreadSetup};
 use super::perf::Perf;
 use super::probe::Probed;
 use super::rate::{Periods, Rate};
 use super::session::SamplingSession;
 use super::thread::ThreadShared;
-use super::thread_counters::ThreadCounters;
-use super::thread_source::ThreadSampler;
 use super::timer::Timers;
 use crate::sys::{self, FilteredSyscall, SampleRequest, Waker, WhyRefused};
 
@@ -58,7 +55,6 @@ pub struct UnknownName {
 }
 
 impl UnknownName {
-    /// From the names that exist.
     pub fn new(known: impl IntoIterator<Item = &'static str>) -> Self {
         Self { known: known.into_iter().collect() }
     }
@@ -74,13 +70,61 @@ pub struct SourceSettings {
     pub periods: Option<Periods>,
 }
 
+/// Counters of threads, shared by all clones.
+pub type ThreadCounters = Arc<ThreadCounts>;
+
+/// One counter for each cause. `attached` and `attach_deferred` count times, `sampled` and `unsampled` threads.
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "`ThreadStats` of `tracing-profiling` has them")]
+pub struct ThreadCounts {
+    pub attach_deferred: AtomicU64,
+    pub attached: AtomicU64,
+    pub sampled: AtomicU64,
+    pub sampled_by_timer: AtomicU64,
+    pub unsampled: AtomicU64,
+    pub refused_perf: AtomicU64,
+    pub refused_locked_memory: AtomicU64,
+    pub refused_timers: AtomicU64,
+    pub refused_signal_stack: AtomicU64,
+    pub refused_traced: AtomicU64,
+    pub refused_open_files: AtomicU64,
+    pub refused_other: AtomicU64,
+    pub unlisted: AtomicU64,
+}
+
+/// When a loss was last noticed. It does not matter to spans that opened later.
+#[derive(Debug, Default)]
+struct LossTimes {
+    is_new: AtomicBool,
+    /// 0 if there was none.
+    last_ns: AtomicU64,
+}
+
+impl LossTimes {
+    fn note(&self) {
+        self.is_new.store(true, Ordering::Relaxed);
+    }
+
+    /// Notices at that time whether there was a loss since the last call.
+    fn check(&self, now_ns: u64) {
+        if self.is_new.swap(false, Ordering::Relaxed) {
+            self.last_ns.store(now_ns.max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn are_none_since(&self, since_ns: u64) -> bool {
+        let last_ns = self.last_ns.load(Ordering::Relaxed);
+        last_ns == 0 || last_ns < since_ns
+    }
+}
+
 /// Attaches threads.
 #[derive(Clone, Debug)]
-pub struct Sampler(Arc<Shared>);
+pub struct Sampler(pub(super) Arc<Shared>);
 
 #[derive(Debug)]
-struct Shared {
-    probed: Probed,
+pub(super) struct Shared {
+    pub(super) probed: Probed,
     /// No timer is created while a tracer is attached.
     avoids_tracers: bool,
     is_traced: AtomicBool,
@@ -88,7 +132,7 @@ struct Shared {
     is_over: Mutex<bool>,
     counters: ThreadCounters,
     losses: LossTimes,
-    waker: Waker,
+    pub(super) waker: Waker,
     periods: Periods,
     first_period_ns: AtomicU64,
     /// Threads on their way to the collector: those that are new, and those that were parked and are in use again.
@@ -162,10 +206,6 @@ impl Sampler {
     /// Why a thread was not sampled since then.
     pub fn unsampled(&self) -> Option<WhyRefused> {
         *self.0.unsampled.lock()
-    }
-
-    fn note_unsampled(&self, why: WhyRefused) {
-        self.0.unsampled.lock().get_or_insert(why);
     }
 
     /// Whether user code of all threads is sampled, and none was lost since then. The rest of on-CPU time is the kernel's.
@@ -279,7 +319,7 @@ impl Sampler {
     }
 
     pub fn has_timers(&self) -> bool {
-        self.timers().is_some_and(|timers| !timers.taken.is_none())
+        self.0.probed.timers.as_ref().is_some_and(|timers| !timers.taken.is_none())
     }
 
     /// Opens the rings of that thread, inactive until started.
@@ -289,15 +329,13 @@ impl Sampler {
         let is_traced = shared.is_traced.load(Ordering::Relaxed);
         let open_timer =
             |timers: &Timers| timers.open(thread.tid(), thread.stack.clone(), rate, &shared.waker);
+        // Without a timer, perf is used.
         if rate.by_timer
             && !is_traced
             && let Some(timers) = &shared.probed.timers
+            && let Ok(session) = open_timer(timers)
         {
-            // Without a timer, perf is used.
-            let by_timer = open_timer(timers);
-            if let Ok(session) = by_timer {
-                return Ok(session);
-            }
+            return Ok(session);
         }
         let by_perf = shared.probed.perf.as_ref().map(|perf| perf.open(thread.tid(), rate));
         let refused = match by_perf {
@@ -324,14 +362,6 @@ impl Sampler {
             return Err(WhyRefused::Traced);
         }
         open_timer(timers).inspect_err(|why| self.note_refusal_of_timer(*why))
-    }
-
-    pub(super) fn waker(&self) -> &Waker {
-        &self.0.waker
-    }
-
-    pub(super) fn timers(&self) -> Option<&Timers> {
-        self.0.probed.timers.as_ref()
     }
 
     pub fn may_have_timers(&self) -> bool {
@@ -367,7 +397,7 @@ impl Sampler {
                 | WhyRefused::SignalBlocked
         );
         if !is_said && !self.is_refused() {
-            self.note_unsampled(why);
+            self.0.unsampled.lock().get_or_insert(why);
         }
     }
 
@@ -419,7 +449,7 @@ impl AttachThreads for Sampler {
         let source = Box::new(ThreadSampler {
             sampler: self.clone(),
             has_small_signal_stack,
-            unsampled: is_refused.then(|| counters.clone()),
+            is_unsampled: is_refused,
         });
         let sampled = (!is_refused).then(|| {
             let stack = match has_small_signal_stack {
@@ -427,7 +457,7 @@ impl AttachThreads for Sampler {
                 false => sys::thread_stack().ok_or(WhyRefused::NoStack),
             };
             if self.uses_timers() && !has_small_signal_stack {
-                self.timers().iter().for_each(|timers| timers.unblock());
+                self.0.probed.timers.iter().for_each(Timers::unblock);
             }
             let first = Arc::new(SamplingSession::none());
             let rate = Rate::of(self.0.first_period_ns.load(Ordering::Relaxed));
@@ -502,5 +532,22 @@ mod tests {
         );
         let error = "Perf".parse::<Source>().unwrap_err();
         assert_eq!(error.to_string(), "expected one of auto, perf, timer, none");
+    }
+
+    #[test]
+    fn a_loss_matters_to_what_was_open_when_it_was_noticed() {
+        let losses = LossTimes::default();
+        losses.check(10);
+        assert!(losses.are_none_since(0));
+        losses.note();
+        losses.check(20);
+        losses.check(30);
+        assert_eq!(
+            [0, 19, 20, 21].map(|ns| losses.are_none_since(ns)),
+            [false, false, false, true]
+        );
+        losses.note();
+        losses.check(40);
+        assert!(!losses.are_none_since(21) && losses.are_none_since(41));
     }
 }

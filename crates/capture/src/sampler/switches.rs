@@ -25,7 +25,6 @@ struct ReadSwitches {
     out: Option<(u64, bool)>,
 }
 
-/// A thread was switched out, and has not been switched in since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchedOut {
     /// `CLOCK_MONOTONIC_RAW` in nanoseconds.

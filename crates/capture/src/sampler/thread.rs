@@ -94,7 +94,6 @@ impl ThreadShared {
         }
     }
 
-    /// The bounds of the thread's stack, if they are known.
     pub fn own_stack(thread: Option<&Self>) -> Range<u64> {
         let stack = thread.and_then(|thread| thread.stack.as_ref().ok());
         stack.map_or(sys::ANY_STACK, |stack| stack.bounds.clone())
@@ -158,12 +157,10 @@ impl ThreadShared {
         }
     }
 
-    /// The rate at which the thread is sampled when it is attached next.
     pub fn rate(&self) -> Rate {
         Rate::from_word(self.rate.load(Ordering::Relaxed))
     }
 
-    /// The number of sessions after the first.
     #[inline(always)]
     pub fn turn(&self) -> u32 {
         self.turn.load(Ordering::Acquire)
@@ -178,7 +175,6 @@ impl ThreadShared {
         self.begin_hook_in(self.span.load(Ordering::Relaxed));
     }
 
-    /// Like [`begin_hook`](Self::begin_hook), but in the span with that key; 0 for none.
     #[inline(always)]
     pub fn begin_hook_in(&self, key: u64) {
         self.span.store(key | IN_HOOK, Ordering::Release);
@@ -225,7 +221,6 @@ impl ThreadShared {
         self.at_enter.load(Ordering::Relaxed) & ATTACHES_AT_ENTER != 0
     }
 
-    /// When one of the thread's spans becomes old, in ticks. Compare it with now.
     pub fn samples_from(&self) -> u64 {
         self.samples_from.load(Ordering::Relaxed)
     }
@@ -288,7 +283,7 @@ impl ThreadShared {
         Tag::new(self.waited.swap(0, Ordering::AcqRel))
     }
 
-    /// When a hook last counted a wait, in ticks. That wait was over by then.
+    /// The wait was over by then.
     pub fn claimed_at(&self) -> u64 {
         self.claimed_at.load(Ordering::Acquire)
     }
@@ -303,7 +298,6 @@ impl ThreadShared {
         synced_ns.store(time_ns, Ordering::Release);
     }
 
-    /// When a hook last read the thread's CPU clock, and its value.
     pub fn synced(&self) -> Option<(u64, u64)> {
         let [synced_ns, synced_cpu_ns] = &self.synced;
         let time_ns = synced_ns.load(Ordering::Acquire);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::quota::Quota;
 use super::rate::{Periods, Rate};
 use super::record::Machine;
@@ -38,14 +40,10 @@ impl Timers {
         sys::signal_of_timers(self.request.signal)
     }
 
-    pub fn tick_ns(&self) -> Option<u64> {
-        sys::tick_ns()
-    }
-
     /// Lets the calling thread receive the signals of its timer.
     pub(super) fn unblock(&self) {
         // A failure is reported when a timer is created.
-        _ = sys::unblock_timers(self.request.signal);
+        sys::unblock_timers(self.request.signal);
     }
 
     /// Lets the calling thread receive no more of them.
@@ -82,8 +80,9 @@ impl Timers {
         let ring = sys::open_timer_ring(request, tid, stack?, waker)?;
         let ring = Arc::new(SampleRing::Timer(ring));
         let position_step = request.position_step;
-        let session = SamplingSession::new(ring, rate, position_step, SHORT_SAMPLE);
-        Ok(session.with_shares(vec![share]))
+        let mut session = SamplingSession::new(Some(ring), rate, position_step, SHORT_SAMPLE);
+        session.shares = Mutex::new(vec![share]);
+        Ok(session)
     }
 }
 

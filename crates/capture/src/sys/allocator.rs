@@ -62,11 +62,9 @@ pub(super) type TakeSample = fn(&SampledAllocation) -> Option<f64>;
 /// The counts of a thread. Each has its own cell, so that a signal handler that allocates can only lose counts. Without
 /// a destructor, they can be used as long as the thread allocates.
 struct ThreadAllocations {
-    allocated_bytes: Cell<u64>,
-    allocations: Cell<u64>,
-    freed_bytes: Cell<u64>,
-    frees: Cell<u64>,
-    /// The value of `allocated_bytes` with which a sample or a look is due; [`NEVER`] while none may be taken.
+    /// As those of [`Allocations`].
+    counts: [Cell<u64>; Allocations::COUNTS],
+    /// The number of allocated bytes with which a sample or a look is due; [`NEVER`] while none may be taken.
     sample_at: Cell<u64>,
     sampling: ThreadSampling,
 }
@@ -87,10 +85,7 @@ const NEVER: u64 = u64::MAX;
 thread_local! {
     static COUNTS: ThreadAllocations = const {
         ThreadAllocations {
-            allocated_bytes: Cell::new(0),
-            allocations: Cell::new(0),
-            freed_bytes: Cell::new(0),
-            frees: Cell::new(0),
+            counts: [const { Cell::new(0) }; Allocations::COUNTS],
             sample_at: Cell::new(0),
             sampling: ThreadSampling {
                 due: Cell::new(0),
@@ -116,9 +111,10 @@ fn is_counting() -> bool {
 #[inline(always)]
 fn note_allocated(block: *mut u8, bytes: usize) {
     COUNTS.with(|counts| {
-        add(&counts.allocated_bytes, bytes as u64);
-        add(&counts.allocations, 1);
-        if counts.allocated_bytes.get() >= counts.sample_at.get() {
+        let [allocated_bytes, allocations, ..] = &counts.counts;
+        add(allocated_bytes, bytes as u64);
+        add(allocations, 1);
+        if allocated_bytes.get() >= counts.sample_at.get() {
             sample(counts, block.addr(), bytes as u64);
         }
     });
@@ -188,7 +184,8 @@ fn sample(counts: &ThreadAllocations, block: usize, bytes: u64) {
     // Nothing in here is sampled, nor what a signal handler allocates that interrupts it.
     counts.sample_at.set(NEVER);
     let uncounted = SuspendCounting::begin();
-    let (allocated, sampling) = (counts.allocated_bytes.get(), &counts.sampling);
+    let [allocated, ..] = counts.counts.each_ref().map(Cell::get);
+    let sampling = &counts.sampling;
     let next = match (WORDS.sample_bytes.load(Ordering::Relaxed), WORDS.take_sample.get()) {
         (0, _) | (_, None) => {
             sampling.gap_bytes.set(0);
@@ -284,7 +281,6 @@ pub fn sample_bytes() -> u64 {
     WORDS.sample_bytes.load(Ordering::Relaxed)
 }
 
-/// A block is about to be freed.
 #[inline(always)]
 fn forget_block(block: *mut u8) {
     if WORDS.tracks_blocks.load(Ordering::Relaxed)
@@ -297,8 +293,9 @@ fn forget_block(block: *mut u8) {
 #[inline(always)]
 fn note_freed(bytes: usize) {
     COUNTS.with(|counts| {
-        add(&counts.freed_bytes, bytes as u64);
-        add(&counts.frees, 1);
+        let [.., freed_bytes, frees] = &counts.counts;
+        add(freed_bytes, bytes as u64);
+        add(frees, 1);
     });
 }
 
@@ -383,12 +380,7 @@ impl Allocations {
     /// What the calling thread has allocated since it began. Meaningful as a difference.
     #[inline(always)]
     pub fn here() -> Self {
-        COUNTS.with(|counts| Self {
-            allocated_bytes: counts.allocated_bytes.get(),
-            allocations: counts.allocations.get(),
-            freed_bytes: counts.freed_bytes.get(),
-            frees: counts.frees.get(),
-        })
+        COUNTS.with(|counts| Self::from_counts(counts.counts.each_ref().map(Cell::get)))
     }
 
     /// One more layer profiles spans.
@@ -437,7 +429,6 @@ impl SuspendCounting {
         COUNTS.with(|counts| counts.sample_at.get() == NEVER)
     }
 
-    /// What the thread had allocated before.
     pub fn before(&self) -> Allocations {
         self.before
     }
@@ -446,12 +437,8 @@ impl SuspendCounting {
 impl Drop for SuspendCounting {
     #[inline]
     fn drop(&mut self) {
-        let Allocations { allocated_bytes, allocations, freed_bytes, frees } = self.before;
         COUNTS.with(|counts| {
-            counts.allocated_bytes.set(allocated_bytes);
-            counts.allocations.set(allocations);
-            counts.freed_bytes.set(freed_bytes);
-            counts.frees.set(frees);
+            counts.counts.iter().zip(self.before.counts()).for_each(|(count, now)| count.set(now));
             counts.sample_at.set(self.sample_at);
         });
     }

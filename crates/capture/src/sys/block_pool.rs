@@ -4,7 +4,7 @@
 
 use std::array;
 use std::iter;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -138,46 +138,33 @@ impl BlockMemory {
 
     /// Takes `count` free blocks for threads of that part. `None` if there are fewer, or others are just taking them.
     fn take(&self, count: u32, part: usize) -> Option<LinkedBlocks> {
-        let mut taken: Option<LinkedBlocks> = None;
-        let mut add = |more: LinkedBlocks| {
-            let all = match taken {
-                None => more,
-                Some(before) => {
-                    self.set_after(before.last, more.first);
-                    LinkedBlocks {
-                        first: before.first,
-                        last: more.last,
-                        count: before.count + more.count,
-                    }
-                }
-            };
-            taken = Some(all);
-            count - all.count
-        };
-        let own = &self.free.get(part)?.free;
+        let own = self.free.get(part)?;
         // Each thread begins elsewhere.
         let in_use = self.free.get(..stripes_in_use()).unwrap_or_default();
         let (before, after) = in_use.split_at_checked(part).unwrap_or((in_use, &[]));
-        let mut left = self.take_from(own, count).map_or(count, &mut add);
-        if left > 0
-            && let Some(more) = self.take_from(&self.unused, left.next_multiple_of(LINKS as u32))
-        {
+        let others = after.iter().skip(1).chain(before).map(|list| &list.free);
+        let (mut taken, mut left): (Option<LinkedBlocks>, u32) = (None, count);
+        for list in [&own.free, &*self.unused].into_iter().chain(others) {
+            let is_unused = ptr::eq(list, &*self.unused);
+            let most = if is_unused { left.next_multiple_of(LINKS as u32) } else { left };
+            let Some(more) = self.take_from(list, most) else { continue };
             let (more, rest) = self.split(more, left);
-            left = add(more);
             _ = rest.map(|rest| self.give_back(rest, part));
-        }
-        for other in after.iter().skip(1).chain(before) {
+            left -= more.count;
+            taken = Some(match taken {
+                None => more,
+                Some(LinkedBlocks { first, last, count }) => {
+                    self.set_after(last, more.first);
+                    LinkedBlocks { first, last: more.last, count: count + more.count }
+                }
+            });
             if left == 0 {
-                break;
+                self.count_taken(part, count);
+                return taken;
             }
-            left = self.take_from(&other.free, left).map_or(left, &mut add);
         }
-        if left > 0 {
-            _ = taken.map(|taken| self.give_back(taken, part));
-            return None;
-        }
-        self.count_taken(part, count);
-        taken
+        _ = taken.map(|taken| self.give_back(taken, part));
+        None
     }
 
     /// Counts wrap: `count` can be a negative number.
@@ -272,7 +259,7 @@ impl Blocks {
 
     fn take_of(pool: &Arc<Stripe<BlockMemory>>, bytes: usize) -> Option<Self> {
         let count = u32::try_from(bytes.div_ceil(BlockPool::BLOCK_BYTES).max(1)).ok()?;
-        let chain = pool.take(count, pool.number())?;
+        let chain = pool.take(count, pool.number)?;
         Some(Self { pool: Arc::clone(pool), chain })
     }
 
@@ -323,7 +310,7 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        let part = self.pool.number();
+        let part = self.pool.number;
         self.pool.count_taken(part, self.chain.count.wrapping_neg());
         self.pool.give_back(self.chain, part);
     }

@@ -137,7 +137,6 @@ impl Clock {
         platform::read_ticks(self.source)
     }
 
-    /// The length of `ticks` in nanoseconds.
     #[inline]
     pub fn ns(&self, ticks: u64) -> u64 {
         scale(ticks, self.rate.load(Ordering::Relaxed))

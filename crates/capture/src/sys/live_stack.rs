@@ -61,11 +61,9 @@ impl LiveStack {
     /// The part up to an address in the stack frame of a caller. `None` if it is too large, or not on the thread's own
     /// stack: what lies between two stacks may not be mapped.
     pub(super) fn up_to(registers: Registers, frame: u64) -> Option<Self> {
-        let addresses = registers.sp..frame;
-        let bounds = own_stack()?;
-        let is_own = bounds.contains(&addresses.start) && bounds.contains(&addresses.end);
-        let length = addresses.end.checked_sub(addresses.start)?;
-        (is_own && length <= Self::MAX_BYTES as u64).then_some(Self { registers, addresses })
+        let length = frame.checked_sub(registers.sp)?;
+        let stack = Self::at_most(registers, usize::try_from(length).ok()?)?;
+        (stack.addresses.end == frame).then_some(stack)
     }
 
     /// At most that many bytes. `None` if they are not on the thread's own stack.

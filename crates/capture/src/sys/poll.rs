@@ -14,7 +14,7 @@ pub struct Poller(Arc<Wakeups>, Arc<Files>);
 #[derive(Clone, Debug)]
 pub struct Waker(Weak<Wakeups>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Wakeups {
     /// Changes with every call that must end a sleep.
     word: AtomicU32,
@@ -29,12 +29,7 @@ const SOON: Duration = Duration::from_millis(2);
 
 impl Poller {
     pub fn new() -> io::Result<Self> {
-        let wakeups = Wakeups {
-            word: AtomicU32::new(0),
-            pending: AtomicBool::new(false),
-            soon: AtomicBool::new(false),
-        };
-        Ok(Self(Arc::new(wakeups), Arc::new(Files::new()?)))
+        Ok(Self(Arc::default(), Arc::new(Files::new()?)))
     }
 
     /// Shows whether the layer's file descriptors are still its own. Valid as long as the poller lives.

@@ -41,7 +41,7 @@ pub struct Striped<T>([Arc<Stripe<T>>; STRIPES]);
 #[repr(align(128))]
 pub struct Stripe<T> {
     value: Arc<T>,
-    number: usize,
+    pub(super) number: usize,
 }
 
 impl<T> Striped<T> {
@@ -50,7 +50,6 @@ impl<T> Striped<T> {
         Self(array::from_fn(|number| Arc::new(Stripe { value: Arc::clone(&value), number })))
     }
 
-    /// The part of the calling thread.
     #[inline]
     pub fn own(&self) -> &Arc<Stripe<T>> {
         let [first, ..] = &self.0;
@@ -64,12 +63,6 @@ impl<T> Deref for Striped<T> {
     fn deref(&self) -> &T {
         let [first, ..] = &self.0;
         first
-    }
-}
-
-impl<T> Stripe<T> {
-    pub(super) fn number(&self) -> usize {
-        self.number
     }
 }
 

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 
 use super::live_stack::{LiveStack, Registers, live_registers};
 
-/// What a [`TaskWaker`] reports to.
 pub trait WakerObserver: Send + Sync + Sized + 'static {
     /// Made by [`waker_vtable`]. A static, since wakers are equal only if their vtables have the same address.
     fn vtable() -> &'static RawWakerVTable;
@@ -160,7 +159,6 @@ impl<T: WakerObserver> TaskWaker<T> {
         drop(old);
     }
 
-    /// Notes the identity of the waker in `forward`.
     fn note(&self, waker: Option<&Waker>) {
         let data = waker.map_or(ptr::null(), Waker::data);
         let vtable = waker.map_or(ptr::null(), |waker| ptr::from_ref(waker.vtable()));

@@ -80,20 +80,6 @@ impl OsThread {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadStat {
-    pub thread: OsThread,
-    /// The letter of its state, as in `proc_pid_stat(5)`.
-    pub state: u8,
-}
-
-impl ThreadStat {
-    /// Whether it is blocked, and not running, runnable or stopped.
-    pub fn is_blocked(self) -> bool {
-        matches!(self.state, b'S' | b'D')
-    }
-}
-
 /// Why an event, a timer or a ring could not be created, by what a user can do about it. Numbers are errnos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(dead_code, reason = "each platform uses some of them")]
@@ -270,7 +256,6 @@ pub(crate) struct LoadedModule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MappedPart {
     pub(crate) addresses: Range<u64>,
-    /// Where it begins in the file.
     pub(crate) file_offset: u64,
 }
 

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::types::{
     Blocked, Call, FileIdentity, FilteredSyscall, MappedFile, ModuleList, ModuleLoads, OsThread,
-    SampleRequest, Schedstat, ThreadStack, ThreadStat, WhyRefused,
+    SampleRequest, Schedstat, ThreadStack, WhyRefused,
 };
 use crate::sys::{Forks, Waker};
 
@@ -133,7 +133,7 @@ stubs! {
     fn thread_stack() -> Option<ThreadStack> = None;
     /// There are no seccomp filters here.
     fn read_filters() = ();
-    fn unblock_timers(_: Option<i32>) -> Result<(), WhyRefused> = refused();
+    fn unblock_timers(_: Option<i32>) = ();
     fn block_timers(_: Option<i32>) = ();
     fn take_signals_without_room() -> u64 = 0;
     fn signal_of_timers(_: Option<i32>) -> Result<i32, WhyRefused> = refused();
@@ -149,8 +149,7 @@ stubs! {
     fn read_own_stack(_: u64, _: usize, _: &mut Vec<u8>) -> io::Result<()> = unsupported();
     fn read_own_memory(_: Range<u64>) -> io::Result<Vec<u8>> = unsupported();
     fn program_memory(_: Range<u64>) -> Option<&'static [u8]> = None;
-    fn mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
-    fn executable_mappings() -> io::Result<Vec<Range<u64>>> = unsupported();
+    fn mappings(_: bool) -> io::Result<Vec<Range<u64>>> = unsupported();
     fn program_path() -> Option<PathBuf> = None;
     fn module_loads() -> ModuleLoads = ModuleLoads::default();
     fn address_in_libc() -> u64 = 0;
@@ -181,8 +180,9 @@ associated! {
     Forks: fn on_each(_: fn()) = ();
     Forks: fn watch() = ();
     OsThread: fn of(_: u32) -> Self = Self::new(0, b"");
-    ThreadStat: fn of(_: u32) -> io::Result<Self> = unsupported();
-    ThreadStat: fn switches_of(_: u32) -> Option<u64> = None;
+    OsThread: fn state_of(_: u32) -> Option<u8> = None;
+    OsThread: fn is_blocked(_: u32) -> Option<bool> = None;
+    OsThread: fn switches_of(_: u32) -> Option<u64> = None;
     Blocked: fn of(_: u32) -> io::Result<Option<Self>> = unsupported();
     Call: fn lock_owner(self: Self) -> Option<u32> = None;
     Schedstat: fn open(_: u32) -> io::Result<KernelFile> = unsupported();
@@ -227,7 +227,7 @@ methods! {
     RingMemory: fn head() -> u64;
     RingMemory: fn tail() -> u64;
     RingMemory: fn release_to(_: u64);
-    RingMemory: fn copy(_: u64, _: &mut [u8]);
+    RingMemory: fn word(_: u64) -> u64;
     #[cfg(any(test, feature = "_test"))]
     RingMemory: fn write_scripted(_: &[u64]) -> bool;
     Absent: fn head_word() -> &AtomicU64;

@@ -13,11 +13,13 @@ macro_rules! counts {
             pub const COUNTS: usize = [$(stringify!($count)),+].len();
 
             /// All counts, in the order of the fields.
+            #[inline]
             pub fn counts(self) -> [u64; Self::COUNTS] {
                 [$(self.$count),+]
             }
 
             /// From all counts, in the order of the fields.
+            #[inline]
             pub fn from_counts([$($count),+]: [u64; Self::COUNTS]) -> Self {
                 Self { $($count),+ }
             }

@@ -10,12 +10,12 @@ use framehop::FrameAddress;
 
 use super::calls::{CallTarget, PROLOGUE, STUB, SavedFrame};
 use super::machine::ArchUnwinder;
-use super::modules::{ModuleAddress, memory};
+use super::modules::ModuleAddress;
 use super::rules::FrameRule;
 use super::signal::Interrupted;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder, end_beyond};
-use crate::sys::ANY_STACK;
+use crate::sys::{ANY_STACK, read_own_memory};
 
 /// Replaces an unknown frame pointer: an address that no processor accepts. It is below 2^63, since framehop uses
 /// signed arithmetic and would cache an overflow as a rule.
@@ -351,8 +351,10 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     }
 }
 
+/// Copied without creating a reference, since a library can be unloaded at any time.
 pub(super) fn stored(address: u64) -> Option<u64> {
-    memory(address).map(u64::from_ne_bytes)
+    let word = read_own_memory(address..address.checked_add(8)?).ok()?;
+    word.first_chunk().map(|word| u64::from_ne_bytes(*word))
 }
 
 #[cfg(test)]
@@ -367,7 +369,6 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sys::read_own_memory;
     use crate::sys::{PerfRing, Registers, current_tid, loaded_modules, open_switch_registers};
 
     type Wait = Box<dyn FnOnce() + Send>;
@@ -516,14 +517,9 @@ mod tests {
 
     /// The frame pointer when the thread was last switched out, with its stack pointer and instruction pointer.
     fn switched_out(ring: &PerfRing) -> Option<(u64, (u64, u64))> {
-        let word = |position: u64| {
-            let mut word = [0; 8];
-            ring.copy(position, &mut word);
-            u64::from_ne_bytes(word)
-        };
         // Header, time, ABI, and the registers in the order of their numbers.
         let start = ring.head().checked_sub(48)?;
-        let (bp, sp, ip) = (word(start + 24), word(start + 32), word(start + 40));
+        let (bp, sp, ip) = (ring.word(start + 24), ring.word(start + 32), ring.word(start + 40));
         Some((bp, (sp, ip)))
     }
 

@@ -58,12 +58,8 @@ impl ChangedModules {
 }
 
 impl ModuleListing {
-    /// Of a process without samples.
-    pub(super) fn new() -> Self {
-        Self::after(module_loads())
-    }
-
-    fn after(loads: ModuleLoads) -> Self {
+    /// `loads` are those before all samples.
+    pub(super) fn new(loads: ModuleLoads) -> Self {
         Self {
             loads: None,
             unloads: 0,
@@ -136,12 +132,8 @@ impl ModuleListing {
         }
     }
 
-    /// The reading of all samples that were taken until now begins.
-    pub(super) fn begin_reading(&mut self) {
-        self.begin_after(module_loads());
-    }
-
-    fn begin_after(&mut self, loads: ModuleLoads) {
+    /// The reading of all samples that were taken until now begins, after these loads.
+    pub(super) fn begin_reading(&mut self, loads: ModuleLoads) {
         self.before_others = loads;
     }
 
@@ -164,7 +156,7 @@ mod tests {
     }
 
     fn listing() -> ModuleListing {
-        ModuleListing::after(ModuleLoads { loaded: 10, unloaded: 2 })
+        ModuleListing::new(ModuleLoads { loaded: 10, unloaded: 2 })
     }
 
     #[test]
@@ -203,7 +195,7 @@ mod tests {
         // Unloaded, then read, although no samples are read, then another one is loaded.
         assert_eq!(first_new(listing, 10, 3), 10);
         assert_eq!(first_new(listing, 11, 3), 9);
-        listing.begin_after(ModuleLoads { loaded: 11, unloaded: 3 });
+        listing.begin_reading(ModuleLoads { loaded: 11, unloaded: 3 });
         // Samples that are being read are of either.
         assert_eq!(first_new(listing, 11, 3), 9);
         listing.end_reading();
@@ -215,7 +207,7 @@ mod tests {
     fn what_was_unloaded_when_no_samples_were_left_is_forgotten() {
         let listing = &mut listing();
         // No list is read.
-        listing.begin_after(ModuleLoads { loaded: 90, unloaded: 82 });
+        listing.begin_reading(ModuleLoads { loaded: 90, unloaded: 82 });
         listing.end_reading();
         assert_eq!(first_new(listing, 91, 82), 10);
     }
@@ -231,7 +223,7 @@ mod tests {
         let first = note(listing, 3);
         assert!(first.unloads > 0 && first.is_for_later);
         assert_eq!(note(listing, 3).unloads, first.unloads);
-        listing.begin_after(ModuleLoads { loaded: 10, unloaded: 3 });
+        listing.begin_reading(ModuleLoads { loaded: 10, unloaded: 3 });
         assert!(!note(listing, 3).is_for_later);
         assert!(note(listing, 4).unloads > first.unloads);
     }

@@ -40,7 +40,6 @@ pub struct Module {
     is_loaded: AtomicBool,
 }
 
-/// The number of a [`Module`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleId(u16);
 
@@ -241,7 +240,6 @@ impl Modules {
         changes
     }
 
-    /// The frame of an address in memory.
     pub(super) fn frame(&self, address: u64) -> ModuleAddress {
         match self.loaded_at(address) {
             Some(entry) => ModuleAddress::new(Some(entry.id), address.wrapping_sub(entry.bias)),
@@ -296,14 +294,12 @@ impl Modules {
         self.segment(address).is_some()
     }
 
-    /// The executable segment that contains this address.
     pub(super) fn segment(&self, address: u64) -> Option<Range<u64>> {
         let segments = &self.loaded_at(address)?.segments;
         let mut segments = segments.iter().map(|segment| &segment.addresses);
         segments.find(|segment| segment.contains(&address)).cloned()
     }
 
-    /// The bytes at these addresses of a segment.
     pub(super) fn bytes(&self, addresses: Range<u64>) -> Option<Cow<'static, [u8]>> {
         let entry = self.loaded_at(addresses.start)?;
         let Some(code) = entry.code else {
@@ -323,7 +319,6 @@ impl Modules {
         self.loaded_at(address)?.tables.as_ref()?.with_row(address, context, with)
     }
 
-    /// The start in memory of the function that contains this address.
     pub(super) fn function_start(&self, address: u64) -> Option<u64> {
         self.loaded_at(address)?.tables.as_ref()?.function_start(address)
     }
@@ -394,12 +389,6 @@ impl Modules {
         self.numbers.insert(key, id);
         Some(id)
     }
-}
-
-/// Copies memory without creating a reference, since a library can be unloaded at any time.
-pub(super) fn memory<const LENGTH: usize>(address: u64) -> Option<[u8; LENGTH]> {
-    let end = address.checked_add(LENGTH as u64)?;
-    read_own_memory(address..end).ok()?.try_into().ok()
 }
 
 fn code_range(module: &LoadedModule) -> Option<(u64, u64)> {

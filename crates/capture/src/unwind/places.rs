@@ -3,21 +3,22 @@
 //! Reading the code of a library is a system call, and a row of its tables takes a microsecond: the answers are kept.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::calls::SavedFrame;
 use super::rules::FrameRule;
-use crate::sys::executable_mappings;
+use crate::sys::mappings;
 
 /// Twice the rules that framehop caches: code at other places must not collide in both.
 const CACHED: usize = 1021;
 
-/// The most pieces of code without tables that are kept.
-const SAVED: usize = 8_192;
+/// The most pieces of code without tables that are kept, and the most functions whose jumps are.
+pub(super) const MAX_SAVED: usize = 8_192;
+pub(super) const MAX_JUMPS: usize = 1_024;
 
-/// What is known of an address in code.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CodePlace {
     address: u64,
@@ -58,8 +59,8 @@ pub(super) type SavedFrames = (usize, Option<SavedFrame>);
 pub(super) struct Places {
     known: Vec<CodePlace>,
     /// By the addresses that the code is between.
-    saved: HashMap<Range<u64>, SavedFrames>,
-    jumps: HashMap<u64, Arc<[u64]>>,
+    pub(super) saved: HashMap<Range<u64>, SavedFrames>,
+    pub(super) jumps: HashMap<u64, Arc<[u64]>>,
     pub(super) mappings: Mappings,
 }
 
@@ -88,28 +89,6 @@ impl Places {
         }
     }
 
-    pub(super) fn saved(&self, code: &Range<u64>) -> Option<SavedFrames> {
-        self.saved.get(code).copied()
-    }
-
-    pub(super) fn insert_saved(&mut self, code: Range<u64>, saved: SavedFrames) {
-        if self.saved.len() >= SAVED {
-            self.saved.clear();
-        }
-        self.saved.insert(code, saved);
-    }
-
-    pub(super) fn jumps(&self, function: u64) -> Option<Arc<[u64]>> {
-        self.jumps.get(&function).cloned()
-    }
-
-    pub(super) fn insert_jumps(&mut self, function: u64, to: Arc<[u64]>) {
-        if self.jumps.len() >= SAVED / 8 {
-            self.jumps.clear();
-        }
-        self.jumps.insert(function, to);
-    }
-
     /// Forgets all but the mappings outside of modules.
     pub(super) fn forget_known(&mut self) {
         self.known.fill(CodePlace::new(0));
@@ -131,6 +110,14 @@ impl Places {
             self.mappings.executable.clear();
         }
     }
+}
+
+/// Adds an answer to those that are kept, of which there are at most `most`.
+pub(super) fn keep<K: Eq + Hash, V>(kept: &mut HashMap<K, V>, most: usize, key: K, value: V) {
+    if kept.len() >= most {
+        kept.clear();
+    }
+    kept.insert(key, value);
 }
 
 /// The executable mappings of the process, by address. Only for code that is in no module: of a just-in-time compiler.
@@ -157,7 +144,7 @@ impl Mappings {
     pub(super) fn find(&mut self, address: u64) -> Option<Range<u64>> {
         if self.get(address).is_none() && self.are_due() {
             let start = Instant::now();
-            self.executable = executable_mappings().unwrap_or_default();
+            self.executable = mappings(true).unwrap_or_default();
             let took = start.elapsed().max(Duration::from_micros(10));
             self.next_read = Instant::now().checked_add(took.saturating_mul(PAUSE));
         }

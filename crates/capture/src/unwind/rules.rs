@@ -3,8 +3,6 @@
 //! Where framehop cannot evaluate a row, it follows the frame pointer instead, and remembers that for the address. Code
 //! that has such rows (of OpenSSL, ring and aws-lc, of the linkage table) often uses that register for something else.
 
-use std::ops::ControlFlow;
-
 use gimli::{CfaRule, EvaluationResult, Register, RegisterRule, X86_64};
 
 use crate::sys::Registers;
@@ -69,7 +67,9 @@ pub(super) fn follow(
         X86_64::RBP => Some(registers.fp),
         _ => None,
     };
-    let mut evaluate = |expression: &gimli::UnwindExpression<usize>, cfa: Option<u64>| {
+    let evaluate = |expression: &gimli::UnwindExpression<usize>,
+                    cfa: Option<u64>,
+                    read: &mut dyn FnMut(u64) -> Option<u64>| {
         let mut evaluation = expression.get(frames).ok()?.evaluation(encoding);
         evaluation.set_max_iterations(MAX_OPERATIONS);
         if let Some(cfa) = cfa {
@@ -97,34 +97,24 @@ pub(super) fn follow(
         CfaRule::RegisterAndOffset { register, offset } => {
             known(*register)?.checked_add_signed(*offset)?
         }
-        CfaRule::Expression(expression) => evaluate(expression, None)?,
+        CfaRule::Expression(expression) => evaluate(expression, None, &mut *read)?,
     };
-    // A place in memory, or a value.
-    let mut find = |register: Register| -> Option<ControlFlow<u64, u64>> {
-        Some(match row.register(register) {
+    let mut value = |register: Register| {
+        let at = match row.register(register) {
             None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => {
-                ControlFlow::Break(known(register)?)
+                return known(register);
             }
-            Some(RegisterRule::Offset(offset)) => {
-                ControlFlow::Continue(cfa.checked_add_signed(offset)?)
-            }
-            Some(RegisterRule::ValOffset(offset)) => {
-                ControlFlow::Break(cfa.checked_add_signed(offset)?)
-            }
-            Some(RegisterRule::Register(other)) => ControlFlow::Break(known(other)?),
-            Some(RegisterRule::Expression(expression)) => {
-                ControlFlow::Continue(evaluate(&expression, Some(cfa))?)
-            }
-            Some(RegisterRule::ValExpression(expression)) => {
-                ControlFlow::Break(evaluate(&expression, Some(cfa))?)
+            Some(RegisterRule::Offset(offset)) => cfa.checked_add_signed(offset)?,
+            Some(RegisterRule::ValOffset(offset)) => return cfa.checked_add_signed(offset),
+            Some(RegisterRule::Register(other)) => return known(other),
+            Some(RegisterRule::Expression(found)) => evaluate(&found, Some(cfa), &mut *read)?,
+            Some(RegisterRule::ValExpression(found)) => {
+                return evaluate(&found, Some(cfa), &mut *read);
             }
             _ => return None,
-        })
+        };
+        read(at)
     };
-    let (pc, fp) = (find(X86_64::RA)?, find(X86_64::RBP)?);
-    let mut value = |found| match found {
-        ControlFlow::Break(value) => Some(value),
-        ControlFlow::Continue(at) => read(at),
-    };
-    Some(Registers { pc: value(pc)?, sp: cfa, fp: value(fp)?, lr: registers.lr })
+    let (pc, fp) = (value(X86_64::RA)?, value(X86_64::RBP)?);
+    Some(Registers { pc, sp: cfa, fp, lr: registers.lr })
 }

@@ -13,7 +13,7 @@ use framehop::FrameAddress;
 use super::blocked::{CallMatch, stored};
 use super::calls::{CallTarget, LONGEST_SAVING, STUB, SavedFrame};
 use super::machine::ArchUnwinder;
-use super::places::{BeforeNext, SavedFrames};
+use super::places::{BeforeNext, MAX_JUMPS, MAX_SAVED, SavedFrames, keep};
 use super::rules::FrameRule;
 use super::tables::TableBytes;
 use super::unwinder::{UnwindEnd, Unwinder};
@@ -42,8 +42,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
     fn saved_frames(&mut self, code: Range<u64>) -> Option<SavedFrames> {
         // A return address less one is inside of an instruction.
         let code = code.start..code.end & !(M::ALIGNMENT - 1);
-        if let Some(known) = self.places.saved(&code) {
-            return Some(known);
+        if let Some(known) = self.places.saved.get(&code) {
+            return Some(*known);
         }
         if self.modules.is_contested(code.end) {
             return None;
@@ -56,7 +56,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             None => read_own_memory(read).ok()?.into(),
         };
         let saved = M::saved_frames(&bytes);
-        self.places.insert_saved(code, saved);
+        keep(&mut self.places.saved, MAX_SAVED, code, saved);
         Some(saved)
     }
 
@@ -287,8 +287,8 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     /// Where a function's jumps lead, also through the jumps of others: a function may end with a jump to another.
     fn jumps(&mut self, function: u64) -> Arc<[u64]> {
-        if let Some(known) = self.places.jumps(function) {
-            return known;
+        if let Some(known) = self.places.jumps.get(&function) {
+            return Arc::clone(known);
         }
         let (mut searched, mut found) = (vec![function], BTreeSet::new());
         let mut next = 0;
@@ -305,7 +305,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
             }
         }
         let found: Arc<[u64]> = found.into_iter().collect();
-        self.places.insert_jumps(function, Arc::clone(&found));
+        keep(&mut self.places.jumps, MAX_JUMPS, function, Arc::clone(&found));
         found
     }
 

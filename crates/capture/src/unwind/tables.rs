@@ -72,7 +72,6 @@ impl UnwindTables {
         Some(Self { header, header_addresses, frames, frames_addresses })
     }
 
-    /// The start of the function that contains this address in memory.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
         self.with_entry(address, |_, _, entry| Some(entry.initial_address()))
     }

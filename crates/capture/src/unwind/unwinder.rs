@@ -17,7 +17,7 @@ use super::places::{BeforeNext, CodePlace, Places};
 use super::rules::{self, FrameRule};
 use super::signal;
 use super::tables::TableBytes;
-use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, read_own_memory};
+use crate::sys::{ANY_STACK, MAX_STACK_COPIED, Registers, module_loads, read_own_memory};
 
 /// How the unwinding of a stack ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -50,6 +50,7 @@ type Native = framehop::aarch64::UnwinderAarch64<TableBytes>;
 type Native = framehop::x86_64::UnwinderX86_64<TableBytes>;
 
 /// Unwinds stacks of this process from copies.
+#[allow(missing_debug_implementations, reason = "the caches of framehop have none")]
 pub struct Unwinder<M: ArchUnwinder = Native> {
     pub(super) machine: M,
     pub(super) cache: M::Cache,
@@ -66,12 +67,6 @@ pub struct Unwinder<M: ArchUnwinder = Native> {
 /// A library can be loaded or unloaded while the list is read.
 const MAX_TRIES: usize = 3;
 
-impl<M: ArchUnwinder> std::fmt::Debug for Unwinder<M> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Unwinder").field("modules", &self.modules).finish_non_exhaustive()
-    }
-}
-
 impl<M> Default for Unwinder<M>
 where
     M: ArchUnwinder<Module = framehop::Module<TableBytes>> + Default,
@@ -84,7 +79,7 @@ where
             modules: Modules::default(),
             places: Places::default(),
             context: gimli::UnwindContext::new(),
-            listing: ModuleListing::new(),
+            listing: ModuleListing::new(module_loads()),
             has_left: false,
             own_stack: ANY_STACK,
         }
@@ -113,7 +108,7 @@ impl<M: ArchUnwinder<Module = framehop::Module<TableBytes>>> Unwinder<M> {
 
     pub fn begin_reading(&mut self) {
         self.has_left = false;
-        self.listing.begin_reading();
+        self.listing.begin_reading(module_loads());
         self.modules.begin_reading();
     }
 

@@ -11,7 +11,7 @@ use super::own_files::KernelFile;
 use super::signal::bit;
 use super::texts::{field, mask_in};
 use super::thread::{current_tid, is_own_thread};
-use crate::sys::types::{Blocked, Call, OsThread, Schedstat, ThreadStat, WhyRefused};
+use crate::sys::types::{Blocked, Call, OsThread, Schedstat, WhyRefused};
 
 impl Blocked {
     /// Where a thread of this process is blocked; `None` if it is running or runnable.
@@ -44,40 +44,6 @@ fn owner_of([state, depth, owner, users, kind]: [u32; 5]) -> Option<u32> {
     const LARGEST_KIND: u32 = 0x3ff;
     let is_one = state == CONTENDED && depth <= DEEPEST && users == 1 && kind <= LARGEST_KIND;
     (cfg!(target_env = "gnu") && is_one && owner != 0).then_some(owner)
-}
-
-impl ThreadStat {
-    /// What `/proc/self/task/TID/stat` says of a thread of this process: also where [`Blocked::of`] is refused.
-    pub fn of(tid: u32) -> io::Result<Self> {
-        Ok(stat_in(tid, &read(tid, "stat")?).ok_or(io::ErrorKind::InvalidData)?)
-    }
-
-    /// How often a thread of this process has been switched out since it started, also for the wait that it is in.
-    pub fn switches_of(tid: u32) -> Option<u64> {
-        let status = status_of(tid)?;
-        // Blocked, and preempted.
-        let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
-        Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
-    }
-}
-
-fn stat_in(tid: u32, stat: &[u8]) -> Option<ThreadStat> {
-    // The name can contain anything.
-    let start = stat.iter().position(|byte| *byte == b'(')? + 1;
-    let end = stat.iter().rposition(|byte| *byte == b')')?;
-    let name = unescaped(stat.get(start..end)?);
-    let state = *stat.get(end + 1..)?.trim_ascii_start().first()?;
-    Some(ThreadStat { thread: OsThread::new(tid, &name), state })
-}
-
-/// The kernel escapes newlines and backslashes.
-fn unescaped(name: &[u8]) -> Vec<u8> {
-    let mut bytes = name.iter().copied();
-    let next = || match bytes.next()? {
-        b'\\' => bytes.next().map(|byte| if byte == b'n' { b'\n' } else { byte }),
-        byte => Some(byte),
-    };
-    std::iter::from_fn(next).collect()
 }
 
 /// What the kernel says of a thread in a file, by one read.
@@ -153,6 +119,24 @@ impl OsThread {
         let name = read(tid, "comm").unwrap_or_default();
         Self::new(tid, name.strip_suffix(b"\n").unwrap_or(&name))
     }
+
+    /// The letter of the state of a thread of this process, as in `proc_pid_stat(5)`: also where [`Blocked::of`] is refused.
+    pub fn state_of(tid: u32) -> Option<u8> {
+        field(&status_of(tid)?, "State:")?.bytes().next()
+    }
+
+    /// Whether a thread of this process is blocked, and not running, runnable or stopped.
+    pub fn is_blocked(tid: u32) -> Option<bool> {
+        Self::state_of(tid).map(|state| matches!(state, b'S' | b'D'))
+    }
+
+    /// How often a thread of this process has been switched out since it started, also for the wait that it is in.
+    pub fn switches_of(tid: u32) -> Option<u64> {
+        let status = status_of(tid)?;
+        // Blocked, and preempted.
+        let counts = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+        Some(counts.iter().filter_map(|name| field(&status, name)?.parse::<u64>().ok()).sum())
+    }
 }
 
 /// Whether a thread has the same seccomp filters as the calling thread, as far as their number shows.
@@ -170,7 +154,9 @@ pub(super) fn blocks_signal(tid: u32, signal: libc::c_int) -> bool {
 }
 
 fn status_of(tid: u32) -> Option<String> {
-    fs::read_to_string(path(tid, "status").ok()?).ok()
+    // Its name can be any bytes.
+    let status = fs::read(path(tid, "status").ok()?).ok()?;
+    Some(String::from_utf8_lossy(&status).into_owned())
 }
 
 /// Parses `running`; or the number of the system call, its six arguments, the stack pointer and the program counter; or
@@ -339,46 +325,18 @@ mod tests {
     }
 
     #[test]
-    fn the_state_follows_the_name() {
-        for (stat, expected) in [
-            ("7 (worker) R 1 7 7 0", Some(false)),
-            ("7 (worker) S 1 7 7 0", Some(true)),
-            ("7 (a) R (b)) D 1 7", Some(true)),
-            ("7 (stopped) T 1 7", Some(false)),
-            ("7 (ended) Z 1 7", Some(false)),
-            ("7 (cut", None),
-            ("7 (cut)", None),
-            ("", None),
-        ] {
-            let found = stat_in(7, stat.as_bytes()).map(|stat| stat.is_blocked());
-            assert_eq!(found, expected, "{stat}");
+    fn all_threads_are_listed_with_their_names_and_states() {
+        for name in ["is listed", "State:\tS", "a\nb\\n"] {
+            let listed = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                let tid = current_tid();
+                assert!(own_threads().unwrap().contains(&tid));
+                assert_eq!(OsThread::of(tid).name(), name);
+                assert_eq!(OsThread::state_of(tid), Some(b'R'));
+                assert_eq!(OsThread::is_blocked(tid), Some(false));
+            });
+            listed.unwrap().join().unwrap();
         }
-        assert!(!ThreadStat::of(current_tid()).unwrap().is_blocked(), "it runs");
-    }
-
-    #[test]
-    fn all_threads_are_listed_with_their_names() {
-        for (stat, expected) in [
-            ("7 (worker) R 1 7 7 0", Some(("worker", b'R'))),
-            ("7 (a) R (b)) D 1 7", Some(("a) R (b)", b'D'))),
-            ("7 () S 1 7", Some(("", b'S'))),
-            (r"7 (a\nb\\n) S 1 7", Some(("a\nb\\n", b'S'))),
-            ("7 )( S 1 7", None),
-            ("7 (cut)", None),
-            ("", None),
-        ] {
-            let found = stat_in(7, stat.as_bytes());
-            let expected = expected
-                .map(|(name, state): (&str, u8)| (OsThread::new(7, name.as_bytes()), state));
-            assert_eq!(found.map(|stat| (stat.thread, stat.state)), expected, "{stat}");
-        }
-        let listed = std::thread::Builder::new().name("is listed".to_owned()).spawn(|| {
-            let tid = current_tid();
-            assert!(own_threads().unwrap().contains(&tid));
-            ThreadStat::of(tid).unwrap()
-        });
-        let ThreadStat { thread, state } = listed.unwrap().join().unwrap();
-        assert_eq!((thread.name().as_str(), state), ("is listed", b'R'));
+        assert_eq!(OsThread::state_of(u32::MAX >> 1), None);
     }
 
     #[test]
@@ -412,6 +370,7 @@ mod tests {
         assert_eq!(stack.len(), 256);
         let before = cpu_ns_of(tid).unwrap();
         assert_eq!(cpu_ns_of(tid), Some(before), "it does not run");
+        assert_eq!(OsThread::is_blocked(tid), Some(true));
         ends.store(true, Ordering::Release);
         thread.thread().unpark();
         thread.join().unwrap();

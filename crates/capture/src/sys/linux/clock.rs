@@ -117,8 +117,7 @@ pub(super) fn read_cpu(clock: libc::clockid_t) -> Result<u64, WhyRefused> {
     if !may(FilteredSyscall::ClockGettime) {
         return Err(WhyRefused::KilledBySeccomp);
     }
-    let failed = || WhyRefused::Failed(FilteredSyscall::ClockGettime, last_error());
-    read_by_call(clock).ok_or_else(failed)
+    read_by_call(clock).ok_or_else(|| failed(FilteredSyscall::ClockGettime))
 }
 
 /// `None` if the system does not allow it.

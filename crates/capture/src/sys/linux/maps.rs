@@ -90,18 +90,12 @@ fn visit(mut each: impl FnMut(&MapLine<'_>) -> bool) -> io::Result<()> {
     Ok(())
 }
 
-pub fn mappings() -> io::Result<Vec<Range<u64>>> {
-    addresses_of(|_| true)
-}
-
-pub(crate) fn executable_mappings() -> io::Result<Vec<Range<u64>>> {
-    addresses_of(|mapping| mapping.is_executable)
-}
-
-fn addresses_of(is_wanted: impl Fn(&MapLine<'_>) -> bool) -> io::Result<Vec<Range<u64>>> {
+/// All mappings, or those of code.
+pub fn mappings(only_code: bool) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     visit(|mapping| {
-        found.extend(is_wanted(mapping).then(|| mapping.addresses.clone()));
+        let is_wanted = mapping.is_executable || !only_code;
+        found.extend(is_wanted.then(|| mapping.addresses.clone()));
         true
     })?;
     Ok(found)
@@ -234,7 +228,7 @@ mod tests {
 
     #[test]
     fn code_is_in_executable_mappings() {
-        let mappings = executable_mappings().unwrap();
+        let mappings = mappings(true).unwrap();
         let is_code = |address: u64| mappings.iter().any(|mapping| mapping.contains(&address));
         assert!(is_code(code_is_in_executable_mappings as *const () as u64));
         assert!(!is_code((&raw const mappings) as u64));

@@ -3,7 +3,6 @@
 mod blocked;
 mod calls;
 mod clock;
-mod context;
 mod files;
 mod fork;
 mod maps;

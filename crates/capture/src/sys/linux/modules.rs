@@ -49,25 +49,16 @@ pub(crate) fn loaded_modules(with_files: bool) -> ModuleList {
     if !modules.iter().any(|module| module.is_vdso) {
         modules.extend(vdso());
     }
-    let has_files = with_files && find_files(&mut modules);
-    ModuleList { loads: listing.loads, modules, listed, has_files }
-}
-
-/// Finds the files of modules. Returns whether the mappings could be read.
-fn find_files(modules: &mut [LoadedModule]) -> bool {
-    let files = match module_files(modules) {
-        Ok(files) => files,
-        Err(error) => {
-            for module in modules {
-                module.file = Err(NoFile::Unreadable(error.to_string()));
-            }
-            return false;
-        }
-    };
-    for (module, file) in modules.iter_mut().zip(files) {
-        module.file = file.ok_or(NoFile::NotMapped);
+    let files = with_files.then(|| module_files(&modules));
+    let has_files = matches!(files, Some(Ok(_)));
+    for (number, module) in modules.iter_mut().enumerate() {
+        module.file = match &files {
+            None => continue,
+            Some(Ok(files)) => files.get(number).cloned().flatten().ok_or(NoFile::NotMapped),
+            Some(Err(error)) => Err(NoFile::Unreadable(error.to_string())),
+        };
     }
-    true
+    ModuleList { loads: listing.loads, modules, listed, has_files }
 }
 
 /// A copy of the loader's list, which is made without allocating: see [`iterate`].

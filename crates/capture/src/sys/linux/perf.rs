@@ -14,7 +14,7 @@ use perf_event_open_sys::bindings::{
 };
 
 use super::calls::may;
-use super::own_files::is_scarce;
+use super::own_files::{OwnFile, is_scarce};
 use super::ring::RingMemory;
 use super::thread::current_tid;
 use crate::sys::types::{FilteredSyscall, SampleRequest, WhyRefused};
@@ -67,11 +67,6 @@ const REGISTERS: u64 = 1 << bindings::PERF_REG_ARM64_X29
 /// Each sample is a record of thread, time (`CLOCK_MONOTONIC_RAW` of the initial time namespace), the kernel's call chain,
 /// which is empty where it is not allowed, user registers and the top of the user stack. `sampler::record` has the layout.
 pub(crate) fn open_sample_ring(request: SampleRequest, tid: u32) -> Result<PerfRing, WhyRefused> {
-    let event = open(&mut sampling(request), tid)?;
-    PerfRing::map(event, request.ring_bytes)
-}
-
-fn sampling(request: SampleRequest) -> perf_event_attr {
     let mut attr = software(PERF_COUNT_SW_CPU_CLOCK);
     attr.__bindgen_anon_1.sample_period = request.period_ns;
     attr.sample_type = u64::from(
@@ -90,7 +85,7 @@ fn sampling(request: SampleRequest) -> perf_event_attr {
     attr.set_watermark(1);
     // The event's file is not polled.
     attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-    attr
+    PerfRing::map(open(&mut attr, tid)?, request.ring_bytes)
 }
 
 /// Opens an event that records the context switches of thread `tid`, once it is started.
@@ -144,7 +139,6 @@ fn software(config: u32) -> perf_event_attr {
     attr
 }
 
-/// Opens an event on a thread.
 fn open(attr: &mut perf_event_attr, tid: u32) -> Result<PerfEvent, WhyRefused> {
     if !may(FilteredSyscall::PerfEventOpen) {
         return Err(WhyRefused::KilledBySeccomp);
@@ -170,7 +164,8 @@ fn open(attr: &mut perf_event_attr, tid: u32) -> Result<PerfEvent, WhyRefused> {
     if is_scarce(file.as_fd()) {
         return Err(WhyRefused::NoFiles);
     }
-    PerfEvent::new(file).map_err(|error| WhyRefused::of_ioctl(&error))
+    let event = OwnFile::new(file, event_id).map(PerfEvent);
+    event.ok_or_else(|| WhyRefused::of_ioctl(&io::Error::last_os_error()))
 }
 
 /// A perf event and its ring, which the kernel fills.
@@ -183,7 +178,7 @@ pub struct PerfRing {
 
 impl PerfRing {
     fn map(event: PerfEvent, data_size: usize) -> Result<Self, WhyRefused> {
-        let memory = event.file().and_then(|file| RingMemory::of_event(file, data_size));
+        let memory = event.0.get().and_then(|file| RingMemory::of_event(file, data_size));
         let memory = memory.map_err(|error| WhyRefused::of_map(&error))?;
         Ok(Self { event: Mutex::new(Some(event)), memory })
     }
@@ -214,22 +209,11 @@ impl Deref for PerfRing {
     }
 }
 
-/// A perf event. The program may close descriptors that it does not own, and their numbers may then belong to other
-/// files, so the event's id is checked before each use.
+/// A perf event, whose id is checked before each use.
 #[derive(Debug)]
-pub(crate) struct PerfEvent {
-    /// Present until the value is dropped.
-    file: Option<OwnedFd>,
-    /// Unique to this event.
-    id: u64,
-}
+pub(crate) struct PerfEvent(OwnFile);
 
 impl PerfEvent {
-    fn new(file: OwnedFd) -> io::Result<Self> {
-        let id = event_id(file.as_fd()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { file: Some(file), id })
-    }
-
     fn enable(&self) -> Result<(), WhyRefused> {
         // SAFETY: an ioctl without an argument, on an event of this layer.
         self.change(|event| unsafe { perf_event_open_sys::ioctls::ENABLE(event, 0) })
@@ -244,32 +228,18 @@ impl PerfEvent {
         if !may(FilteredSyscall::PerfEventOpen) {
             return Err(WhyRefused::Other(0));
         }
-        let changed = self.file().and_then(|event| match call(event.as_raw_fd()) {
+        let changed = self.0.get().and_then(|event| match call(event.as_raw_fd()) {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
         });
         changed.map_err(|error| WhyRefused::of_ioctl(&error))
     }
-
-    /// The event's file, if the descriptor still refers to it.
-    fn file(&self) -> io::Result<BorrowedFd<'_>> {
-        let file = self.file.as_ref().filter(|file| event_id(file.as_fd()) == Some(self.id));
-        Ok(file.ok_or(io::ErrorKind::BrokenPipe)?.as_fd())
-    }
-}
-
-impl Drop for PerfEvent {
-    fn drop(&mut self) {
-        if self.file().is_err() {
-            std::mem::forget(self.file.take());
-        }
-    }
 }
 
 /// The kernel's id of a perf event; `None` for any other file.
-fn event_id(event: BorrowedFd<'_>) -> Option<u64> {
+fn event_id(event: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let mut id = 0_u64;
     // SAFETY: the kernel writes one word, to `id`.
     let result = unsafe { perf_event_open_sys::ioctls::ID(event.as_raw_fd(), &raw mut id) };
-    (result == 0).then_some(id)
+    (result == 0).then_some((id, 0))
 }

@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::clock::monotonic_raw_ns;
-use super::context::{ABI_64, IN_USER_MODE, RECORD_SAMPLE, RawRegisters};
 use super::pages::{READ_WRITE, keep_stacks_here, map_zeros};
 use super::thread::current_pid;
 
@@ -43,7 +42,6 @@ unsafe impl Send for RingMemory {}
 // mapped and readable (`replace_by_zeros`, `discard_records`). The fields do not change.
 unsafe impl Sync for RingMemory {}
 
-/// The memory of a ring with that many bytes of data.
 pub(crate) fn bytes_of_ring(data_bytes: usize) -> u64 {
     (page_size() + data_bytes) as u64
 }
@@ -91,12 +89,10 @@ impl RingMemory {
         self.home == current_pid()
     }
 
-    /// The number of bytes for records.
     pub fn data_size(&self) -> usize {
         self.data_size
     }
 
-    /// A position in the first page.
     fn position_in_header(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: an aligned word of a page that is mapped until `drop`, and that all sides access with single 64-bit
         // instructions.
@@ -122,29 +118,24 @@ impl RingMemory {
         self.tail_word().load(Ordering::Relaxed)
     }
 
-    /// Releases everything before `position` to the writer.
     pub fn release_to(&self, position: u64) {
         // `Release` orders the reads of the records before this store.
         self.tail_word().store(position, Ordering::Release);
     }
 
-    /// Copies the bytes from `position` on. They are valid only if that lies between tail and head, or else arbitrary.
-    pub(crate) fn copy(&self, position: u64, out: &mut [u8]) {
-        let mut position = position as usize;
-        let mut rest = out;
-        while !rest.is_empty() {
-            let word = self.word(position).to_ne_bytes();
-            let from = word.iter().skip(position % word.len());
-            let length = (word.len() - position % word.len()).min(rest.len());
-            let (now, later) = rest.split_at_mut(length);
-            now.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-            position = position.wrapping_add(length);
-            rest = later;
+    /// The eight bytes from `position` on. They are valid only if they lie between tail and head, or else arbitrary.
+    pub(crate) fn word(&self, position: u64) -> u64 {
+        let position = position as usize;
+        let (first, shift) = (self.aligned_word(position), position % 8 * 8);
+        match shift {
+            0 => first,
+            // Both processors are little-endian.
+            _ => first >> shift | self.aligned_word(position.wrapping_add(8)) << (64 - shift),
         }
     }
 
     /// The aligned word that contains a position.
-    fn word(&self, position: usize) -> u64 {
+    fn aligned_word(&self, position: usize) -> u64 {
         let offset = position & (self.data_size - 1) & !7;
         // SAFETY: `data_size` is a power of two of pages, so the word is aligned and lies within the mapping, which
         // lives until `drop`. The kernel or a handler may write there concurrently: the word is then arbitrary, and the
@@ -243,12 +234,22 @@ impl Drop for RingMemory {
     }
 }
 
+/// In the kernel's order of register numbers, as in perf's records.
+#[cfg(target_arch = "x86_64")]
+pub(super) type RawRegisters = [u64; 3];
+#[cfg(target_arch = "aarch64")]
+pub(super) type RawRegisters = [u64; 4];
+
+const RECORD_SAMPLE: u64 = 9;
+pub(super) const RECORD_LOST: u64 = 2;
+const IN_USER_MODE: u64 = 2;
+const ABI_64: u64 = 2;
+
 /// How much [`RingWriter::read_ahead`] reads, in pieces. A page has no less, and the handler that reads has little stack.
 const PIECE: u64 = 4096;
 const PIECES: usize = 9;
 pub(super) const MAX_READ: u64 = PIECE * (PIECES as u64 - 1);
 
-/// A record that is being written to a ring.
 pub(super) struct RingWriter<'a> {
     memory: &'a RingMemory,
     position: u64,
@@ -416,11 +417,6 @@ mod tests {
         writer.publish();
         let from = source.base.as_ptr().wrapping_add(source.page_size).addr() as u64;
         let expected = MAX_READ.min(source.data_size as u64);
-        let word_at = |position: u64| {
-            let mut word = [0; 8];
-            ring.copy(position, &mut word);
-            u64::from_ne_bytes(word)
-        };
         for start in [0, ring.data_size as u64 - 24] {
             ring.head_word().store(start, Ordering::Release);
             ring.release_to(start);
@@ -432,7 +428,7 @@ mod tests {
             writer.skip(length);
             writer.publish();
             assert_eq!(ring.head(), start + 16 + expected);
-            let words = [0, 8, 16, 24, 32].map(|offset| word_at(start + offset));
+            let words = [0, 8, 16, 24, 32].map(|offset| ring.word(start + offset));
             assert_eq!(words, [1, 2, 7, 8, 9]);
         }
         // Nothing is mapped there.
@@ -440,21 +436,16 @@ mod tests {
     }
 
     #[test]
-    fn copies_from_any_position_around_the_end() {
+    fn words_are_read_at_any_position_around_the_end() {
         let ring = RingMemory::anonymous(4096).unwrap();
         let words: Vec<u64> =
             (0..512_u64).map(|number| number.wrapping_mul(0x0101_0101_0101_0101)).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert!(words.chunks(64).all(|words| ring.write_scripted(words)));
         for position in [0, 1, 7, 8, 13, 4080, 4089, 4095, 4096 * 3 + 5, u64::MAX - 4095] {
-            for length in [0, 1, 3, 8, 9, 16, 31, 4096] {
-                let mut out = vec![0xaa; length];
-                ring.copy(position, &mut out);
-                let from = position as usize % 4096;
-                let expected: Vec<u8> =
-                    bytes.iter().cycle().skip(from).take(length).copied().collect();
-                assert_eq!(out, expected, "{position} {length}");
-            }
+            let from = position as usize % 4096;
+            let expected: Vec<u8> = bytes.iter().cycle().skip(from).take(8).copied().collect();
+            assert_eq!(ring.word(position).to_ne_bytes().to_vec(), expected, "{position}");
         }
     }
 

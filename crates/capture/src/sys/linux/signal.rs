@@ -9,9 +9,11 @@ use std::mem::MaybeUninit;
 use std::ops::BitOr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::clock::{create_timer, delete_timer};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::is_in_program;
 use super::texts::mask_in;
+use super::thread::current_tid;
 use crate::sys::types::{FilteredSyscall, WhyRefused};
 
 pub(super) type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
@@ -131,20 +133,14 @@ fn is_free(action: &libc::sigaction, handler: Handler) -> bool {
 
 /// Whether a timer can send the signal: emulators of other processors reserve a few of the highest ones.
 fn can_be_sent(signal: c_int) -> bool {
-    let mut event = MaybeUninit::<libc::sigevent>::zeroed();
-    let mut timer: libc::timer_t = std::ptr::null_mut();
-    // SAFETY: writes fields of a local structure, of which all zeros is a valid rest; the timer is never armed, and
-    // deleted at once.
-    unsafe {
-        (*event.as_mut_ptr()).sigev_signo = signal;
-        (*event.as_mut_ptr()).sigev_notify = libc::SIGEV_SIGNAL;
-        if libc::timer_create(libc::CLOCK_MONOTONIC, event.as_mut_ptr(), &raw mut timer) == 0 {
-            libc::timer_delete(timer);
-            return true;
+    match create_timer(signal, current_tid(), 0) {
+        Ok(timer) => {
+            _ = delete_timer(timer);
+            true
         }
+        // If no timer is available, another signal does not help.
+        Err(errno) => errno != libc::EINVAL,
     }
-    // If no timer is available, another signal does not help.
-    last_error() != libc::EINVAL
 }
 
 /// The function that handles a signal, `SIG_DFL` or `SIG_IGN`.

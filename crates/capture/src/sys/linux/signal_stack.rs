@@ -47,7 +47,7 @@ fn least_bytes(largest_frame: Option<usize>) -> usize {
 const STACK_LOW: usize = offset_of!(libc::ucontext_t, uc_stack) + offset_of!(libc::stack_t, ss_sp);
 const STACK_SIZE: usize =
     offset_of!(libc::ucontext_t, uc_stack) + offset_of!(libc::stack_t, ss_size);
-/// Offsets in the kernel's information on a timer's signal, and of the upper half of its value; see `context::TimerInfo`.
+/// Offsets in the kernel's information on a timer's signal, and of the upper half of its value; see `timer::TimerInfo`.
 const CODE: usize = 8;
 const TAG_AT: usize = 28;
 

@@ -11,7 +11,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::hash::{BuildHasher as _, RandomState};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence, fence,
@@ -23,10 +23,9 @@ use parking_lot::Mutex;
 use super::blocked::{blocks_signal, cpu_ns_of, has_same_filters};
 use super::calls::may;
 use super::clock::{create_timer, delete_timer, set_timer};
-use super::context::{RECORD_LOST, TimerInfo, alternate_stack, registers};
 use super::fork::{ForkSafe, ForkSafeGuard};
 use super::modules::can_read_by_system_call;
-use super::ring::{MAX_READ, RingMemory};
+use super::ring::{MAX_READ, RECORD_LOST, RawRegisters, RingMemory};
 use super::signal::{block, handled_by, signal_for, unblock};
 use super::signal_stack::on_signal;
 use super::thread::{are_signals_used_up, current_pid, current_tid, is_own_thread, own_status};
@@ -35,8 +34,8 @@ use crate::sys::types::{ANY_STACK, FilteredSyscall, SampleRequest, ThreadStack, 
 
 /// The thread that a signal is for, found by the number that its timer sends.
 ///
-/// Targets are never freed, but reused for other threads. A signal may arrive after its timer was deleted; it then
-/// finds the ring of another thread here, or none.
+/// Targets are reused for other threads. A signal may arrive after its timer was deleted; it then finds the ring of another
+/// thread here, or none.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Target {
@@ -45,18 +44,19 @@ struct Target {
     busy: AtomicU32,
 }
 
-const CHUNK_LEN: usize = 64;
-const MAX_CHUNKS: usize = 1024;
-type TargetChunk = [Target; CHUNK_LEN];
+/// Of no memory until they are used: as many as the usual limit of pending signals allows timers on a machine with 32 GiB.
+/// Further threads are refused one, and counted.
+static TARGETS: [Target; MAX_TARGETS] =
+    [const { Target { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) } };
+        MAX_TARGETS];
+const MAX_TARGETS: usize = 1 << 14;
 
-static CHUNKS: [AtomicPtr<TargetChunk>; MAX_CHUNKS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
-
-static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), made: 0 });
+static POOL: ForkSafe<Pool> = ForkSafe::new(Pool { free: Vec::new(), used: 0 });
 
 pub(super) struct Pool {
     free: Vec<u32>,
-    made: u32,
+    /// All from here on are free, too.
+    used: u32,
 }
 
 /// Locks the pool of free targets; also held across forks.
@@ -68,30 +68,18 @@ pub(super) fn lock_targets() -> ForkSafeGuard<Pool> {
 pub(super) const TAG: u64 = 0x7472_7066 << 32;
 
 impl Target {
-    const fn new() -> Self {
-        Self { ring: AtomicPtr::new(std::ptr::null_mut()), busy: AtomicU32::new(0) }
-    }
-
     fn by_number(number: u32) -> Option<&'static Self> {
-        let number = number as usize;
-        let chunk = CHUNKS.get(number / CHUNK_LEN)?.load(Ordering::Acquire);
-        // SAFETY: null, or a chunk that is never freed.
-        unsafe { chunk.as_ref() }?.get(number % CHUNK_LEN)
+        TARGETS.get(number as usize)
     }
 
     fn take() -> Option<u32> {
         let mut pool = lock_targets();
-        if let Some(number) = pool.free.pop() {
-            return Some(number);
-        }
-        let number = pool.made;
-        let chunk_pointer = CHUNKS.get(number as usize / CHUNK_LEN)?;
-        if (number as usize).is_multiple_of(CHUNK_LEN) {
-            let chunk: Box<TargetChunk> = Box::new([const { Target::new() }; CHUNK_LEN]);
-            chunk_pointer.store(Box::into_raw(chunk), Ordering::Release);
-        }
-        pool.made += 1;
-        Some(number)
+        pool.free.pop().or_else(|| {
+            let number = pool.used;
+            Self::by_number(number)?;
+            pool.used += 1;
+            Some(number)
+        })
     }
 
     /// Only for the owner that has taken the target.
@@ -110,9 +98,8 @@ pub(super) struct Timer {
 // SAFETY: a timer belongs to the process; any thread may set and delete it.
 unsafe impl Send for Timer {}
 
-pub(crate) fn unblock_timers(wanted: Option<i32>) -> Result<(), WhyRefused> {
-    unblock(signal_of_timers(wanted)?);
-    Ok(())
+pub(crate) fn unblock_timers(wanted: Option<i32>) {
+    _ = signal_of_timers(wanted).map(unblock);
 }
 
 pub(crate) fn block_timers(wanted: Option<i32>) {
@@ -346,6 +333,38 @@ impl Drop for TimerRing {
             self.stop();
         }
     }
+}
+
+/// The kernel's information on a timer's signal.
+#[repr(C)]
+struct TimerInfo {
+    signal: c_int,
+    error: c_int,
+    code: c_int,
+    padding: c_int,
+    timer: c_int,
+    overrun: c_int,
+    value: u64,
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
+    let [.., bp, _, _, _, _, sp, ip, _, _, _, _, _, _] = context.uc_mcontext.gregs;
+    let _: [(); 23] = [(); libc::REG_CR2 as usize + 1];
+    ([bp as u64, sp as u64, ip as u64], sp as u64)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn registers(context: &libc::ucontext_t) -> (RawRegisters, u64) {
+    let machine = &context.uc_mcontext;
+    let [.., fp, lr] = machine.regs;
+    ([fp, lr, machine.sp, machine.pc], machine.sp)
+}
+
+/// The alternate signal stack of the interrupted thread, which a handler that was interrupted on it uses up to its end.
+fn alternate_stack(context: &libc::ucontext_t) -> Range<u64> {
+    let start = context.uc_stack.ss_sp.addr() as u64;
+    start..start.saturating_add(context.uc_stack.ss_size as u64)
 }
 
 /// The signal handler. It takes no locks, does not allocate or unwind, and modifies nothing but the ring. It can run at
