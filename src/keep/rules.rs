@@ -117,11 +117,6 @@ impl Rule {
         Self { max_level: Some(level), ..self }
     }
 
-    pub(crate) fn any() -> &'static Self {
-        static ANY: Rule = Rule::for_all(Keep::never());
-        &ANY
-    }
-
     pub(crate) fn is_for_all(&self) -> bool {
         self.target.is_none() && self.span.is_none() && self.fields.is_empty()
     }
