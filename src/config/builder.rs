@@ -33,6 +33,7 @@ use crate::threads::Timing;
 /// # Ok(())
 /// # }
 /// ```
+#[must_use]
 pub struct Builder {
     pub(crate) rules: Rules,
     pub(super) source: SamplingSettings,
@@ -75,17 +76,10 @@ pub(super) struct SamplingSettings {
     pub(super) continuous: ContinuousSettings,
 }
 
-/// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
-const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MAX_STACK_COPIED;
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
-/// The default limit of Pyroscope.
-const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
-const DEFAULT_MEMORY: usize = 128 * 1024 * 1024;
-const DEFAULT_ALLOC_SAMPLE_BYTES: u32 = 512 * 1024;
 
 impl Builder {
     pub(crate) fn new() -> Self {
@@ -95,7 +89,8 @@ impl Builder {
                 threads: SourceSettings {
                     source: Source::default(),
                     signal: None,
-                    stack_bytes: DEFAULT_STACK_BYTES,
+                    // Deep enough for an async service in a release build.
+                    stack_bytes: 32 * 1024,
                     periods: None,
                 },
                 waits: true,
@@ -109,16 +104,17 @@ impl Builder {
             files_set_by: None,
             trace_url: String::new(),
             source_url: String::new(),
-            profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
-            samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
-            memory: DEFAULT_MEMORY,
+            profiles_per_minute: 60,
+            // The default limit of Pyroscope.
+            samples_per_profile: 16_000,
+            memory: 128 << 20,
             cpu_percent: None,
             references: ReferenceLimits::default(),
             timing: Timing::USUAL,
             on_kept: None,
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
-            alloc_sample_interval: DEFAULT_ALLOC_SAMPLE_BYTES,
+            alloc_sample_interval: 512 << 10,
             heap: false,
             symbols: cfg!(feature = "symbols"),
             invalid: None,
@@ -149,7 +145,6 @@ impl Builder {
     }
 
     /// Which spans are profiled, and when they are kept. The default is `250ms|error` for all spans.
-    #[must_use]
     pub fn rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
     }
@@ -157,14 +152,12 @@ impl Builder {
     /// Whether to capture where threads wait in profiled spans, what they wait for, and how long. The default is true.
     /// Without it, threads are not inspected from outside (`/proc/self/task`, their CPU clocks, their stack memory);
     /// spans still have their off-CPU times.
-    #[must_use]
     pub fn off_cpu(mut self, off_cpu: bool) -> Self {
         self.source.waits = off_cpu;
         self
     }
 
     /// What produces stacks. The default is [`Source::Auto`].
-    #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.source.threads.source = source;
         self
@@ -173,7 +166,6 @@ impl Builder {
     /// The signal that timers send: the number of a real-time signal, or `SIGPROF` (27), that the program neither
     /// handles nor waits for. By default it is the highest real-time signal that is free when the layer is built; see
     /// `docs/platform.md`. If the given one is not free, no thread is sampled by a timer, and the log says so.
-    #[must_use]
     pub fn timer_signal(mut self, number: i32) -> Self {
         self.source.threads.signal = Some(number);
         self
@@ -182,7 +174,6 @@ impl Builder {
     /// Samples per second of CPU time, from 1 to 10,000, for each thread in a span that is sampled; a timer takes at most
     /// one per kernel tick (100 to 1,000 a second). The default is 1,000; a thread that has had about 1,000 samples within
     /// a few seconds drops to 200 per second, and one that continues for long to 100.
-    #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.threads.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));
         self
@@ -194,7 +185,6 @@ impl Builder {
     /// from the beginning.
     ///
     /// With [`Duration::ZERO`] all are, and each context switch in a profiled span costs 3 to 15 µs.
-    #[must_use]
     pub fn sampling_delay(mut self, sampling_delay: Duration) -> Self {
         self.source.sampling_delay = Some(sampling_delay);
         self
@@ -209,7 +199,6 @@ impl Builder {
     /// Samples have the names of their thread and of their local root; with [`heap`](Self::heap) there is also what
     /// was allocated. A [`Directory`](crate::Directory) has them in `process`, with a quota of its own. While the
     /// layer is off or its rules keep nothing, there is none.
-    #[must_use]
     pub fn continuous(mut self, rate: u32) -> Self {
         let range = 0..=*CONTINUOUS_RATES.end();
         self.source.continuous.rate = self.clamped("continuous", rate, &range);
@@ -217,7 +206,6 @@ impl Builder {
     }
 
     /// The time that a profile of [`continuous`](Self::continuous) covers: a second to a day. The default is a minute.
-    #[must_use]
     pub fn continuous_interval(mut self, interval: Duration) -> Self {
         self.source.continuous.interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
         self
@@ -227,7 +215,6 @@ impl Builder {
     /// in that number of requests, and as many as take at most `cpu_percent` of the CPU time of this process, rounded
     /// to tenths; 100 is no limit. Kept spans are compared with the last 200 of their name and route. Each takes some
     /// 1 ms of CPU time. The default is one in 16, and 0.2 %; 0 turns it off.
-    #[must_use]
     pub fn references(mut self, one_in: u32, cpu_percent: f64) -> Self {
         // Saturates.
         let cpu_thousandths = ((cpu_percent * 10.0).round() as u32).min(ALL_CPU);
@@ -240,7 +227,6 @@ impl Builder {
 
     /// The maximum number of stack bytes that are copied with each sample, from 1,024 to 65,448. The default is 32 KiB.
     /// The outer frames of a deeper stack are missing, and its profile states that.
-    #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel requires a multiple of 8.
         self.source.threads.stack_bytes = self.clamped("stack_bytes", bytes, &STACK_BYTES) & !7;
@@ -249,14 +235,12 @@ impl Builder {
 
     /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
     /// [environment](crate::guide::configuration#variables) configures.
-    #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
         Self { exporter: Some(Box::new(exporter)), ..self }
     }
 
     /// The resource that the profiles describe; the exporter [gets](Exporter::set_context) it, and the next two. Give the
     /// same one to the tracer provider. The default is taken from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
-    #[must_use]
     pub fn resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
     }
@@ -264,7 +248,6 @@ impl Builder {
     /// Makes each trace id in a report a link to the trace, with `{trace_id}` and `{span_id}` in the URL replaced:
     /// `https://tempo.internal/trace/{trace_id}`. [`build`](Self::build) returns an error unless it is an `http` or
     /// `https` URL with `{trace_id}`.
-    #[must_use]
     pub fn trace_url(mut self, template: &str) -> Self {
         self.trace_url = self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
         self
@@ -274,7 +257,6 @@ impl Builder {
     /// `vscode://file//home/me/{file}:{line}`. Paths begin with the directory of the package unless they are
     /// [full](crate::Redaction::full_paths). [`build`](Self::build) returns an error if it is no such URL, or one that
     /// runs a script.
-    #[must_use]
     pub fn source_url(mut self, template: &str) -> Self {
         self.source_url =
             self.checked("source_url", template, links::source_url, links::A_SOURCE_URL);
@@ -299,14 +281,12 @@ impl Builder {
     /// The number of profiles per minute for the spans of each rule that have the same name and values of
     /// [`span_fields`](Self::span_fields), and its maximum burst. The default is 60. All spans of a rule together have four times
     /// that. Spans over the limit are counted.
-    #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
         Self { profiles_per_minute: profiles, ..self }
     }
 
     /// The maximum number of samples in a profile. The default is 16,000. The samples of a longer span are downsampled
     /// evenly, and those that remain have the weight of the others.
-    #[must_use]
     pub fn samples_per_profile(self, samples: usize) -> Self {
         Self { samples_per_profile: samples.max(2), ..self }
     }
@@ -324,7 +304,6 @@ impl Builder {
     /// ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)). They are unmapped half a minute
     /// after the last profile. What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all
     /// amounts.
-    #[must_use]
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: bytes, ..self }
     }
@@ -332,7 +311,6 @@ impl Builder {
     /// The share of one core that reading and unwinding samples may take, in percent; 0 for no limit. Above it, the
     /// sampling rate is reduced ([`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced)). The default is
     /// 1, or 0 if the [`rate`](Self::rate) is set.
-    #[must_use]
     pub fn cpu_budget(self, percent: u32) -> Self {
         Self { cpu_percent: Some(percent), ..self }
     }
@@ -340,7 +318,6 @@ impl Builder {
     /// A callback for kept spans, called after their profile was exported, on a thread of its own. If it panics, that
     /// is counted and logged once. If it blocks, nothing else stops; it is not called for kept spans beyond 8,192
     /// that wait.
-    #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
         Self { on_kept: Some(Box::new(on_kept)), ..self }
     }
@@ -350,14 +327,12 @@ impl Builder {
     /// `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all others stay in the process.
     /// Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such fields
     /// costs some 200 ns more.
-    #[must_use]
     pub fn span_fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { shown_fields: ShownFields::new(names), ..self }
     }
 
     /// What else is removed from names before they leave the process. By default absolute paths are shortened. What one
     /// call hides is hidden, whatever others or the environment say.
-    #[must_use]
     pub fn redact(self, redaction: Redaction) -> Self {
         Self { redaction: self.redaction.and(redaction), ..self }
     }
@@ -365,7 +340,6 @@ impl Builder {
     /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses,
     /// mappings and build ids, so that they can be symbolized elsewhere, and the flame graph and the log show locations
     /// such as `shop+0x1a2b`.
-    #[must_use]
     pub fn symbols(mut self, symbols: bool) -> Self {
         self.symbols = symbols;
         self
@@ -374,7 +348,6 @@ impl Builder {
     /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program has a
     /// [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. Of several
     /// layers, the shortest gap applies.
-    #[must_use]
     pub fn alloc_sample_interval(self, bytes: u32) -> Self {
         Self { alloc_sample_interval: bytes, ..self }
     }
@@ -383,7 +356,6 @@ impl Builder {
     /// default is off. [`Handle::heap_profile`](crate::Handle::heap_profile) returns it. Needs a
     /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free. Of several layers,
     /// one tracks it.
-    #[must_use]
     pub fn heap(self, heap: bool) -> Self {
         Self { heap, ..self }
     }

@@ -69,7 +69,10 @@ const SYMBOLS: &str = match cfg!(feature = "symbols") {
 
 /// All variables of this crate.
 const SETTINGS: &[Setting] = &[
-    setting!(try "", |_variable, builder, text| rules_in(text).map(|rules| builder.rules(rules))),
+    setting!(try "", |variable, builder, text| {
+        let rules = Rules::from_str(text).map_err(|error| error.found_in(variable));
+        rules.map(|rules| builder.rules(rules))
+    }),
     setting!("_SOURCE", "auto, perf, timer or none", |builder, text| {
         builder.source(text.parse().ok()?)
     }),
@@ -288,10 +291,6 @@ fn text_of(
     }
 }
 
-fn rules_in(text: &str) -> Result<Rules, Error> {
-    Rules::from_str(text).map_err(|error| error.found_in(RULES))
-}
-
 fn formats(text: &str) -> Option<Vec<Format>> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let formats: Option<Vec<_>> = names.map(|name| name.parse().ok()).collect();
@@ -333,33 +332,22 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
 
 /// Parses limits such as `one_in=16|cpu=0.2%`: one in how many spans, and percent of the CPU time. 0 if it is off.
 fn reference_limits(text: &str) -> Option<(u32, f64)> {
-    let [one_in, cpu] = match is_on(text) {
-        Some(true) => [None; 2],
-        Some(false) => return Some((0, 0.0)),
-        None => limits(text, ["one_in", "cpu"])?,
-    };
-    let one_in = one_in.map_or(Some(16), |text| within(text, 1..=1_000_000))?;
-    let cpu =
-        cpu.map_or(Some(0.2), |text| percent(text).filter(|it| (0.1..=100.0).contains(it)))?;
-    Some((one_in, cpu))
-}
-
-/// The limits of those names; each may occur at most once.
-fn limits<'a>(text: &'a str, names: [&str; 2]) -> Option<[Option<&'a str>; 2]> {
-    let mut limits = [None; 2];
+    if let Some(is_on) = is_on(text) {
+        return Some(if is_on { (16, 0.2) } else { (0, 0.0) });
+    }
+    let (mut one_in, mut percent) = (None, None);
     for limit in text.split('|') {
         let (name, limit) = limit.split_once('=')?;
-        let mut places = names.iter().zip(&mut limits);
-        let (_, place) = places.find(|(known, _)| **known == name.trim())?;
-        if place.replace(limit.trim()).is_some() {
-            return None;
+        match name.trim() {
+            "one_in" if one_in.is_none() => one_in = Some(within(limit.trim(), 1..=1_000_000)?),
+            "cpu" if percent.is_none() => {
+                let share: Option<f64> = limit.trim().strip_suffix('%')?.trim_end().parse().ok();
+                percent = Some(share.filter(|share| (0.1..=100.0).contains(share))?);
+            }
+            _ => return None,
         }
     }
-    Some(limits)
-}
-
-fn percent(text: &str) -> Option<f64> {
-    text.strip_suffix('%')?.trim_end().parse().ok()
+    Some((one_in.unwrap_or(16), percent.unwrap_or(0.2)))
 }
 
 #[cfg(test)]

@@ -167,6 +167,7 @@ impl Threshold {
 ///
 /// `Display` prints the text form that can be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Keep([Option<Condition>; SLOTS]);
 
 /// The conditions that a [`Keep`] can have: of each measure a share and another threshold, and one of each other kind.
@@ -201,13 +202,11 @@ impl Keep {
     }
 
     /// Also keep a span if it took longer than `latency`. If called several times, the shortest latency applies.
-    #[must_use]
     pub const fn or_slower_than(self, latency: Duration) -> Self {
         self.or(Condition::Above(Measure::Wall, Threshold::Time(latency)))
     }
 
     /// Also keep a span if it failed; see [`Condition::Error`].
-    #[must_use]
     pub const fn or_failed(self) -> Self {
         self.or(Condition::Error)
     }
@@ -215,7 +214,6 @@ impl Keep {
     /// Also keep a span if this condition is met. Of two conditions of the same kind, the one that keeps more spans
     /// applies. For [`Percentile`](Condition::Percentile), and for [`Hung`](Condition::Hung) and
     /// [`NeverHung`](Condition::NeverHung), the last one applies.
-    #[must_use]
     pub const fn or(mut self, condition: Condition) -> Self {
         self.add(condition);
         self

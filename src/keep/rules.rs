@@ -12,6 +12,7 @@ use crate::error::Error;
 
 /// Selects spans, and states when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Rule {
     pub(super) target: Option<String>,
     pub(super) span: Option<String>,
@@ -50,7 +51,6 @@ impl Rule {
     }
 
     /// Restricts the rule to spans with that name.
-    #[must_use]
     pub fn with_span(self, name: impl Into<String>) -> Self {
         Self { span: Some(name.into()), ..self }
     }
@@ -61,7 +61,6 @@ impl Rule {
     }
 
     /// Restricts the rule to spans with that field, whatever its value. Of several calls, a span must have all fields.
-    #[must_use]
     pub fn with_field(mut self, name: impl Into<String>) -> Self {
         self.fields.push(FieldMatch { name: name.into(), value: None });
         self
@@ -69,7 +68,6 @@ impl Rule {
 
     /// Restricts the rule to spans whose field has that value, set at creation or recorded later. Strings are compared
     /// as they are, floating-point numbers as numbers, and other values as `Debug` prints them.
-    #[must_use]
     pub fn with_field_value(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         let value = Some(WantedValue::Text(value.into()));
         self.fields.push(FieldMatch { name: name.into(), value });
@@ -112,7 +110,6 @@ impl Rule {
     ///
     /// A rule above `INFO` raises the maximum level of `tracing` and `log`, which has [a
     /// price](crate::guide::subscriber#what-it-enables).
-    #[must_use]
     pub fn with_max_level(self, level: Level) -> Self {
         Self { max_level: Some(level), ..self }
     }
