@@ -26,8 +26,8 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 
 pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits, Throw};
-pub(crate) use cohorts::CohortKey;
 pub use cohorts::Route;
+pub(crate) use cohorts::cohort_of;
 #[cfg(feature = "metrics")]
 pub(crate) use totals::{RouteTotal, SUMMED};
 
@@ -46,14 +46,15 @@ pub(crate) const MAX_PROFILE_BYTES: usize = 1 << 20;
 /// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
-    context: HtmlContext,
+    /// What profiles on request are shown with.
+    pub(crate) context: HtmlContext,
     pub(crate) choice: SpanChoice,
     pub(crate) totals: RouteTotals,
     /// The reference spans that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
     /// Each profile of a reference span between the collector and what is typical has another one.
     on_way: Arc<()>,
-    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
+    cohorts: Mutex<CohortSet<TypicalSpans>>,
     counters: Arc<Counters>,
 }
 
@@ -70,7 +71,6 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
-    /// `context` is for profiles on request.
     pub(crate) fn new(
         limits: ReferenceLimits,
         context: HtmlContext,
@@ -87,11 +87,6 @@ impl References {
         }
     }
 
-    /// What profiles on request are shown with.
-    pub(crate) fn context(&self) -> &HtmlContext {
-        &self.context
-    }
-
     /// Adds one that has closed, before that is reported to the collector.
     pub(crate) fn close(&self, reference: ClosedReference) {
         let mut closed = self.closed.lock();
@@ -106,11 +101,6 @@ impl References {
         let is_free = Arc::strong_count(&self.on_way) <= MAX_ON_WAY;
         Counters::add(&self.counters.references.dropped_busy, u64::from(!is_free));
         is_free.then(|| Arc::clone(&self.on_way))
-    }
-
-    /// One has no names, since reading symbols failed.
-    pub(crate) fn fail(&self) {
-        Counters::add(&self.counters.references.dropped_failed, 1);
     }
 
     /// Takes those among spans that have closed, and those whose close was not reported in time. One of which `must_wait`
