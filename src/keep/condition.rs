@@ -326,23 +326,19 @@ impl fmt::Debug for Keep {
 impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Time(time) => write!(f, "{}", Time(*time)),
+            Self::Time(time) => f.write_str(&without_blanks(*time)),
             Self::Percent(percent) => write!(f, "{percent}%"),
             Self::Number(number) => write!(f, "{number}"),
         }
     }
 }
 
-/// A duration without blanks, as in rules.
-struct Time(Duration);
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Little stack: a span can close on a small one.
-        let mut text = humantime::format_duration(self.0).to_string();
-        text.retain(|character| character != ' ');
-        f.write_str(&text)
-    }
+/// A duration, as in rules.
+fn without_blanks(time: Duration) -> String {
+    // Little stack: a span can close on a small one.
+    let mut text = humantime::format_duration(time).to_string();
+    text.retain(|character| character != ' ');
+    text
 }
 
 impl fmt::Display for Condition {
@@ -357,13 +353,13 @@ impl fmt::Display for Condition {
             Self::ErrorSelf => f.write_str("error=self"),
             Self::Percentile { millionths, floor } => {
                 write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
-                if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }
+                if floor.is_zero() { Ok(()) } else { write!(f, ">{}", without_blanks(*floor)) }
             }
             Self::Always => f.write_str("always"),
             Self::OneIn(number) => write!(f, "one_in={number}"),
-            Self::Hung(limit) => write!(f, "hung>{}", Time(*limit)),
+            Self::Hung(limit) => write!(f, "hung>{}", without_blanks(*limit)),
             Self::NeverHung => f.write_str("hung=off"),
-            Self::Open(limit) => write!(f, "open>{}", Time(*limit)),
+            Self::Open(limit) => write!(f, "open>{}", without_blanks(*limit)),
         }
     }
 }
@@ -373,13 +369,8 @@ impl fmt::Display for Keep {
         if self.is_never() {
             return f.write_str("off");
         }
-        for (number, condition) in self.conditions().enumerate() {
-            if number > 0 {
-                f.write_str("|")?;
-            }
-            write!(f, "{condition}")?;
-        }
-        Ok(())
+        let conditions: Vec<_> = self.conditions().map(|one| one.to_string()).collect();
+        f.write_str(&conditions.join("|"))
     }
 }
 

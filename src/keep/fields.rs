@@ -77,9 +77,7 @@ impl FieldRules {
 
     /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
-        let mut matcher = ValueMatcher { tests: &self.tests, bits: 0, seen: 0 };
-        record(&mut matcher);
-        let ValueMatcher { bits, seen, .. } = matcher;
+        let ValueMatcher { bits, seen, .. } = self.compare(0, record);
         let number = self.number(bits).or_else(|| {
             let must_be_judged = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
@@ -91,10 +89,14 @@ impl FieldRules {
 
     /// Selects the plan anew for a span whose state is `bits` when more values are recorded.
     pub(crate) fn choose_again(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
+        let ValueMatcher { bits, .. } = self.compare(bits, record);
+        Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
+    }
+
+    fn compare(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> ValueMatcher<'_> {
         let mut matcher = ValueMatcher { tests: &self.tests, bits, seen: 0 };
         record(&mut matcher);
-        let bits = matcher.bits;
-        Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
+        matcher
     }
 
     fn number(&self, bits: u64) -> Option<u64> {

@@ -305,10 +305,8 @@ impl fmt::Display for Rules {
         if self.0.is_empty() {
             return f.write_str("off");
         }
-        for (number, rule) in self.0.iter().enumerate() {
-            write!(f, "{}{rule}", if number == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        let rules: Vec<_> = self.iter().map(Rule::to_string).collect();
+        f.write_str(&rules.join(","))
     }
 }
 

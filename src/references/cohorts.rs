@@ -17,8 +17,7 @@ use crate::stats::Counters;
 /// same values of the fields that name the route of a request. Other shown fields, such as a customer's number, tell
 /// requests of a cohort apart. Not by their rule: it can be changed, and what is typical does not depend on what is kept.
 pub(crate) fn cohort_of(facts: &Facts) -> String {
-    let fields = of_route(&facts.fields).map(|(name, segments)| (name, segments.joined()));
-    let fields: Vec<_> = fields.collect();
+    let fields = of_route(&facts.fields);
     name_with_fields(&facts.span, fields.iter().map(|(name, value)| (*name, &**value)))
 }
 
