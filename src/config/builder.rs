@@ -248,34 +248,32 @@ impl Builder {
     /// Makes each trace id in a report a link to the trace, with `{trace_id}` and `{span_id}` in the URL replaced:
     /// `https://tempo.internal/trace/{trace_id}`. [`build`](Self::build) returns an error unless it is an `http` or
     /// `https` URL with `{trace_id}`.
-    pub fn trace_url(mut self, template: &str) -> Self {
-        self.trace_url = self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
-        self
+    pub fn trace_url(self, template: &str) -> Self {
+        let builder = Self { trace_url: template.to_owned(), ..self };
+        let is_valid = links::is_trace_url(template);
+        builder.checked("trace_url", template, links::A_TRACE_URL, is_valid)
     }
 
     /// Makes each source line in a report a link, with `{file}` and `{line}` in the URL replaced:
     /// `vscode://file//home/me/{file}:{line}`. Paths begin with the directory of the package unless they are
     /// [full](crate::Redaction::full_paths). [`build`](Self::build) returns an error if it is no such URL, or one that
     /// runs a script.
-    pub fn source_url(mut self, template: &str) -> Self {
-        self.source_url =
-            self.checked("source_url", template, links::source_url, links::A_SOURCE_URL);
-        self
+    pub fn source_url(self, template: &str) -> Self {
+        let builder = Self { source_url: template.to_owned(), ..self };
+        let is_valid = links::is_source_url(template);
+        builder.checked("source_url", template, links::A_SOURCE_URL, is_valid)
     }
 
-    /// A value, or the error of `build`.
+    /// With the error of `build`, unless a value is valid.
     fn checked(
-        &mut self,
+        self,
         setting: &'static str,
         value: &str,
-        check: fn(&str) -> Option<String>,
         expected: &'static str,
-    ) -> String {
-        let checked = check(value);
-        if checked.is_none() {
-            self.invalid.get_or_insert_with(|| Error::setting(setting, value, expected));
-        }
-        checked.unwrap_or_default()
+        is_valid: bool,
+    ) -> Self {
+        let invalid = || (!is_valid).then(|| Error::setting(setting, value, expected));
+        Self { invalid: self.invalid.or_else(invalid), ..self }
     }
 
     /// The number of profiles per minute for the spans of each rule that have the same name and values of

@@ -105,10 +105,10 @@ const SETTINGS: &[Setting] = &[
         Builder { files, files_set_by: Some("TRACING_PROFILING_FORMATS"), ..builder }
     }),
     setting!("_TRACE_URL", links::A_TRACE_URL, |builder, text| {
-        builder.trace_url(&links::trace_url(text)?)
+        links::is_trace_url(text).then(|| builder.trace_url(text))?
     }),
     setting!("_SOURCE_URL", links::A_SOURCE_URL, |builder, text| {
-        builder.source_url(&links::source_url(text)?)
+        links::is_source_url(text).then(|| builder.source_url(text))?
     }),
     setting!(try "_SPAN_FIELDS", |variable, builder, text| {
         field_names(variable, text).map(|names| builder.span_fields(names))

@@ -68,9 +68,8 @@ pub(crate) fn start(
         sampling_delay: builder.source.sampling_delay,
         long_after: None,
     };
-    let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
-    let callsites = Callsites::new(rules, settings, fields, Arc::clone(&counters));
-    let most_reserved = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
+    let callsites =
+        Callsites::new(builder.rules, settings, builder.shown_fields, Arc::clone(&counters));
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
     let mut warnings = builder.warnings;
     let no_heap = if !sys::SampledAllocation::can_be_taken() {
@@ -116,7 +115,7 @@ pub(crate) fn start(
     });
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let mut admission = ProfileAdmission::new(builder.profiles_per_minute, health);
-    admission.most_reservations = most_reserved;
+    admission.most_reservations = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
         (None, None) => Some(DEFAULT_CPU_PERCENT),
         (percent, _) => percent.filter(|percent| *percent > 0),
