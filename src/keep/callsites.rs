@@ -207,22 +207,23 @@ impl Callsites {
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
     /// is replaced by the one of this layer.
     pub(crate) fn may_want(&self, metadata: &'static Metadata<'static>) -> bool {
-        if has_attribute(metadata) {
-            return metadata.is_span() && self.find(metadata).is_some();
-        }
-        let known = self.known.lock();
-        metadata.is_span() && candidates(metadata, &known.rules).iter().any(|one| one.keeps())
+        metadata.is_span()
+            && match has_attribute(metadata) {
+                true => self.find(metadata).is_some(),
+                false => {
+                    candidates(metadata, &self.known.lock().rules).iter().any(Candidate::keeps)
+                }
+            }
     }
 
     /// Whether spans of that callsite are profiled only if another layer wants them: rules name neither them nor their level.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
-        if has_attribute(metadata) {
-            return false;
-        }
         let known = self.known.lock();
         let candidates = candidates(metadata, &known.rules);
         let mut keeping = candidates.iter().filter(|one| one.keeps()).peekable();
-        keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
+        !has_attribute(metadata)
+            && keeping.peek().is_some()
+            && keeping.all(|one| one.rule.names_nothing())
     }
 
     pub(crate) fn is_only_ours(&self, metadata: &Metadata<'_>) -> bool {
@@ -246,11 +247,8 @@ impl Callsites {
 
     /// The callsites that are declined for that reason, and rules under which the first one is not.
     pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
-        let declined: Vec<_> = self
-            .all_sites()
-            .filter(|site| site.is_declined.load(Ordering::Relaxed))
-            .map(|site| site.metadata)
-            .collect();
+        let declined = self.all_sites().filter(|site| site.is_declined.load(Ordering::Relaxed));
+        let declined: Vec<_> = declined.map(|site| site.metadata).collect();
         let known = self.known.lock();
         let for_all = known.rules.iter().rfind(|rule| rule.names_nothing());
         let named = declined.first().zip(for_all).map(|(metadata, rule)| {
@@ -381,9 +379,9 @@ impl Callsites {
         route: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
-        callsite.histograms.as_ref().is_some_and(|histograms| {
-            histograms.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
-        })
+        let now_ns = || nanoseconds(self.started.elapsed());
+        let histograms = callsite.histograms.as_ref();
+        histograms.is_some_and(|histograms| histograms.add(route(), wall_ns, now_ns()))
     }
 
     #[cold]

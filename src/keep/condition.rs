@@ -7,53 +7,42 @@ use std::time::Duration;
 use crate::facts::{Measure, Unit};
 use crate::text::ExactBytes;
 
-/// One condition for keeping a span. In the text form that `TRACING_PROFILING` takes:
-///
-/// | text | condition |
-/// |---|---|
-/// | `250ms` | [`Above`](Self::Above), of [`Measure::Wall`] |
-/// | `on_cpu>100ms`, `on_cpu>80%` and others | [`Above`](Self::Above), of a measure |
-/// | `error`, `error=self` | [`Error`](Self::Error), [`ErrorSelf`](Self::ErrorSelf) |
-/// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
-/// | `always` | [`Always`](Self::Always) |
-/// | `one_in=1000` | [`OneIn`](Self::OneIn) |
-/// | `hung>30s`, `hung=off` | [`Hung`](Self::Hung), [`NeverHung`](Self::NeverHung) |
-/// | `open>5min` | [`Open`](Self::Open) |
+/// One condition for keeping a span. Each begins with the text form that `TRACING_PROFILING` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Condition {
-    /// The value of a measure is larger than a threshold. [`Measure`] says which measures have such a condition, and how it
-    /// is written. It is not met while the value is unknown.
+    /// `250ms`, of [`Measure::Wall`], and `on_cpu>100ms`, `on_cpu>80%` and others: the value of a measure is larger than a
+    /// threshold. [`Measure`] says which measures have such a condition, and its name. An unknown value does not meet it.
     Above(Measure, Threshold),
-    /// The span failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or
-    /// a panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by
-    /// the drop of a future, has not failed.
+    /// `error`: the span failed, by an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to
+    /// `ERROR`, or a panic that unwinds through it. A span that is entered only while its thread already unwinds, for
+    /// example by the drop of a future, has not failed.
     Error,
-    /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
+    /// `error=self`: like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// The span took longer than this percentile of the spans with its name, route and rule in the last five to ten
-    /// minutes, and longer than `floor`. The condition takes effect once enough spans were counted that ten are
-    /// expected above the percentile, and not before 100 spans.
+    /// `p99>20ms`, `p99.9`: the span took longer than this percentile of the spans with its name, route and rule in the
+    /// last five to ten minutes, and longer than `floor`. The condition takes effect once enough spans were counted that
+    /// ten are expected above the percentile, and not before 100 spans.
     Percentile {
         /// In millionths: 990,000 for `p99`.
         millionths: u32,
         /// Spans shorter than this are not kept, however rare they are.
         floor: Duration,
     },
-    /// Every span.
+    /// `always`: every span.
     Always,
-    /// One in this number of spans, chosen at random, for example as a baseline for the slow ones.
+    /// `one_in=1000`: one in this number of spans, chosen at random, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
-    /// The span stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
-    ///
-    /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
+    /// `hung>30s`: the span stays entered for longer than this without an exit. Its profile is then exported while it
+    /// still hangs. One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
     ///
     /// Without this and [`NeverHung`](Self::NeverHung), the limit is ten times the shortest time in the other
     /// conditions, and at least 10 seconds. If they contain no time, there is no limit.
     Hung(Duration),
-    /// Never treat the span as hanging.
+    /// `hung=off`: never treat the span as hanging.
     NeverHung,
-    /// The span is open for longer than this, entered or not. Its profile up to then is exported while it is open.
+    /// `open>5min`: the span is open for longer than this, entered or not. Its profile up to then is exported while it is
+    /// open.
     Open(Duration),
 }
 
