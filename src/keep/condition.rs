@@ -50,12 +50,11 @@ impl Condition {
     /// Whether it can be met: its measure has a condition, and its threshold is of the measure's unit.
     pub(crate) fn is_possible(self) -> bool {
         let Self::Above(measure, threshold) = self else { return true };
+        let is_time = measure.unit() == Unit::Nanoseconds;
         let is_of_unit = match threshold {
-            Threshold::Time(_) => measure.unit() == Unit::Nanoseconds,
-            Threshold::Percent(_) => {
-                measure.unit() == Unit::Nanoseconds && measure != Measure::Wall
-            }
-            Threshold::Number(_) => measure.unit() != Unit::Nanoseconds,
+            Threshold::Time(_) => is_time,
+            Threshold::Percent(_) => is_time && measure != Measure::Wall,
+            Threshold::Number(_) => !is_time,
         };
         is_of_unit && !measure.row().condition.is_empty()
     }
@@ -77,7 +76,8 @@ impl Condition {
     /// The wall time of the shortest span that can meet it, if it judges how long a span was or where its time went.
     fn shortest(self) -> Option<Duration> {
         match self {
-            Self::Above(_, threshold) => threshold.shortest(),
+            Self::Above(_, Threshold::Time(time)) => Some(time),
+            Self::Above(_, Threshold::Percent(_)) => Some(SHORTEST_FOR_SHARES),
             _ => None,
         }
     }
@@ -90,23 +90,15 @@ impl Condition {
         }
     }
 
-    /// Whether it replaces `other`, which has the same slot and came first.
-    const fn beats(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::ErrorSelf, Self::Error) => false,
-            (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
-            (Self::Open(time), Self::Open(other))
-            | (Self::Above(_, Threshold::Time(time)), Self::Above(_, Threshold::Time(other))) => {
-                time.as_nanos() <= other.as_nanos()
-            }
-            (
-                Self::Above(_, Threshold::Percent(one)),
-                Self::Above(_, Threshold::Percent(other)),
-            ) => one <= other,
-            (Self::Above(_, Threshold::Number(one)), Self::Above(_, Threshold::Number(other))) => {
-                one <= other
-            }
-            _ => true,
+    /// Of two conditions with the same slot, the one with the lower number applies; of equal ones, the last.
+    const fn rank(self) -> u128 {
+        match self {
+            Self::Above(_, Threshold::Time(time)) | Self::Open(time) => time.as_nanos(),
+            Self::Above(_, Threshold::Percent(percent)) => percent as u128,
+            Self::Above(_, Threshold::Number(number)) => number as u128,
+            Self::OneIn(number) => number.get() as u128,
+            Self::ErrorSelf => 1,
+            _ => 0,
         }
     }
 }
@@ -139,15 +131,6 @@ impl Threshold {
                     && u128::from(value) * 100 > u128::from(wall_ns) * u128::from(percent)
             }
             Self::Number(number) => value > number,
-        }
-    }
-
-    /// The wall time of the shortest span that can exceed it, if that depends on its wall time.
-    const fn shortest(self) -> Option<Duration> {
-        match self {
-            Self::Time(time) => Some(time),
-            Self::Percent(_) => Some(SHORTEST_FOR_SHARES),
-            Self::Number(_) => None,
         }
     }
 }
@@ -212,7 +195,7 @@ impl Keep {
     pub(super) const fn add(&mut self, condition: Condition) {
         let slot = &mut self.0[condition.slot()];
         match *slot {
-            Some(other) if !condition.beats(other) => {}
+            Some(other) if other.rank() < condition.rank() => {}
             _ => *slot = Some(condition),
         }
     }
