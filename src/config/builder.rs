@@ -1,5 +1,6 @@
 //! Settings in code.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,13 +34,14 @@ use crate::threads::Timing;
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 #[must_use]
 pub struct Builder {
     pub(crate) rules: Rules,
     pub(super) source: SamplingSettings,
-    pub(super) exporter: Option<Box<dyn Exporter>>,
+    pub(super) exporter: Opaque<Option<Box<dyn Exporter>>>,
     /// What the environment configures in its place.
-    pub(super) env_exporter: Option<Box<dyn Exporter>>,
+    pub(super) env_exporter: Opaque<Option<Box<dyn Exporter>>>,
     pub(super) resource: Option<Resource>,
     /// Where files are written if there is no other exporter, and a variable that sets this.
     pub(super) files: Directory,
@@ -55,7 +57,7 @@ pub struct Builder {
     pub(super) cpu_percent: Option<u32>,
     pub(super) references: ReferenceLimits,
     pub(crate) timing: Timing,
-    pub(super) on_kept: Option<OnKept>,
+    pub(super) on_kept: Opaque<Option<OnKept>>,
     pub(super) shown_fields: ShownFields,
     pub(super) redaction: Redaction,
     pub(super) symbols: bool,
@@ -65,6 +67,15 @@ pub struct Builder {
     pub(super) warnings: Vec<LogEvent>,
     /// The variable that sets an OTLP endpoint.
     pub(super) endpoint: Option<&'static str>,
+}
+
+/// What has no `Debug`.
+pub(super) struct Opaque<T>(pub(super) T);
+
+impl<T> fmt::Debug for Opaque<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,8 +108,8 @@ impl Builder {
                 sampling_delay: None,
                 continuous: ContinuousSettings::OFF,
             },
-            exporter: None,
-            env_exporter: None,
+            exporter: Opaque(None),
+            env_exporter: Opaque(None),
             resource: None,
             files: Directory::new("profiles"),
             files_set_by: None,
@@ -111,7 +122,7 @@ impl Builder {
             cpu_percent: None,
             references: ReferenceLimits::default(),
             timing: Timing::USUAL,
-            on_kept: None,
+            on_kept: Opaque(None),
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
             alloc_sample_interval: 512 << 10,
@@ -236,7 +247,7 @@ impl Builder {
     /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
     /// [environment](crate::guide::configuration#variables) configures.
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
-        Self { exporter: Some(Box::new(exporter)), ..self }
+        Self { exporter: Opaque(Some(Box::new(exporter))), ..self }
     }
 
     /// The resource that the profiles describe; the exporter [gets](Exporter::set_context) it, and the next two. Give the
@@ -317,7 +328,7 @@ impl Builder {
     /// is counted and logged once. If it blocks, nothing else stops; it is not called for kept spans beyond 8,192
     /// that wait.
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
-        Self { on_kept: Some(Box::new(on_kept)), ..self }
+        Self { on_kept: Opaque(Some(Box::new(on_kept))), ..self }
     }
 
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, and by which
@@ -367,7 +378,7 @@ impl Builder {
         if let Some(error) = self.invalid.take() {
             return Err(error);
         }
-        let unused = self.exporter.as_ref().and(self.files_set_by);
+        let unused = self.exporter.0.as_ref().and(self.files_set_by);
         if let Some(variable) = unused {
             let message = format!("{variable} has no effect: the program sets an exporter");
             let warning = LogEvent::warning(LogKind::UnknownVariable, message);
@@ -378,32 +389,9 @@ impl Builder {
 
     /// The directory in which profiles can be found, if they are written to files.
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        let chosen = self.exporter.as_ref().or(self.env_exporter.as_ref());
+        let chosen = self.exporter.0.as_ref().or(self.env_exporter.0.as_ref());
         let directory = chosen.map_or(self.files.directory(), |chosen| chosen.directory());
         directory.map(PathBuf::from)
-    }
-}
-
-impl std::fmt::Debug for Builder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder")
-            .field("rules", &self.rules)
-            .field("source", &self.source)
-            .field("files", &self.files)
-            .field("trace_url", &self.trace_url)
-            .field("source_url", &self.source_url)
-            .field("profiles_per_minute", &self.profiles_per_minute)
-            .field("samples_per_profile", &self.samples_per_profile)
-            .field("memory", &self.memory)
-            .field("alloc_sample_interval", &self.alloc_sample_interval)
-            .field("heap", &self.heap)
-            .field("cpu_percent", &self.cpu_percent)
-            .field("references", &self.references)
-            .field("redaction", &self.redaction)
-            .field("shown_fields", &self.shown_fields)
-            .field("symbols", &self.symbols)
-            .field("warnings", &self.warnings)
-            .finish_non_exhaustive()
     }
 }
 

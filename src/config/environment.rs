@@ -6,6 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
+#[cfg(feature = "_otlp")]
+use super::builder::Opaque;
 use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::links;
 use crate::collect::continuous_rate;
@@ -270,7 +272,7 @@ impl Builder {
                 let exporter = fallback.into_iter().fold(exporter, OtlpBuilder::fallback_directory);
                 let exporter = Box::new(exporter.build_with(variable)?);
                 let files = Directory::new("profiles");
-                Ok(Self { env_exporter: Some(exporter), files, ..self })
+                Ok(Self { env_exporter: Opaque(Some(exporter)), files, ..self })
             }
             _ => Ok(self),
         }
@@ -585,7 +587,7 @@ mod tests {
     #[cfg(feature = "_otlp")]
     #[test]
     fn an_endpoint_selects_otlp() {
-        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.is_some();
+        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.0.is_some();
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
         assert!(!is_otlp(&[]));

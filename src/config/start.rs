@@ -42,7 +42,7 @@ const SYMBOL_TIMES: u64 = 4;
 
 /// Starts the threads. `dir` is the directory in which profiles can be found.
 pub(crate) fn start(
-    mut builder: Builder,
+    builder: Builder,
     dir: Option<PathBuf>,
     gate: &'static Gate,
     (unreached, dispatch): (Arc<UnreachedSpans>, OwnDispatch),
@@ -55,7 +55,7 @@ pub(crate) fn start(
     // Before the first of the calls that a filter may forbid.
     sys::read_filters();
     // That of the program, or else that of the environment.
-    let chosen = builder.exporter.take().or(builder.env_exporter);
+    let chosen = builder.exporter.0.or(builder.env_exporter.0);
     let is_default = chosen.is_none();
     let mut exporter = chosen.unwrap_or_else(|| Box::new(builder.files));
     let clock = Clock::default();
@@ -157,7 +157,7 @@ pub(crate) fn start(
             exporter,
             problem,
             history,
-            on_kept: builder.on_kept,
+            on_kept: builder.on_kept.0,
             symbols: SymbolSettings {
                 names: builder.symbols,
                 most_bytes: (builder.memory as u64).saturating_mul(SYMBOL_TIMES),
