@@ -163,39 +163,32 @@ impl SpanChoice {
     ) -> Option<u8> {
         let place = self.halvings.get((hash >> (u64::BITS - PLACES_BITS)) as usize)?;
         let halvings = place.load(Ordering::Relaxed);
-        let is_chosen = thrown >= u32::from(halvings);
-        (is_chosen && self.has_budget(place, halvings, now())).then_some(halvings)
-    }
-
-    fn has_budget(&self, place: &AtomicU8, halvings: u8, now: Moment) -> bool {
-        let counters = &self.counters.references;
+        if thrown < u32::from(halvings) {
+            return None;
+        }
+        let (counters, now) = (&self.counters.references, now());
+        self.relax(now);
         let mut budget = self.budget.lock();
-        self.double_after_calm(&mut budget, now);
-        let needed_ns = budget.mean_ns.cast_signed().min(MAX_SAVED_NS / 2);
-        let has_budget =
-            self.limits.cpu_thousandths >= ALL_CPU || budget.cpu.left_ns(now.used_ns) >= needed_ns;
-        if has_budget {
-            let mean_ns = budget.mean_ns;
+        let mean_ns = budget.mean_ns;
+        let needed_ns = mean_ns.cast_signed().min(MAX_SAVED_NS / 2);
+        if self.limits.cpu_thousandths >= ALL_CPU || budget.cpu.left_ns(now.used_ns) >= needed_ns {
             budget.cpu.spend(mean_ns);
             Counters::add(&counters.chosen, 1);
-        } else {
-            Counters::add(&counters.refused_limit, 1);
-            budget.calm_since = now.at;
-            // Once for all threads that threw with this probability.
-            if halvings < MAX_HALVINGS && place.load(Ordering::Relaxed) == halvings {
-                place.store(halvings + 1, Ordering::Relaxed);
-            }
+            return Some(halvings);
         }
-        has_budget
+        Counters::add(&counters.refused_limit, 1);
+        budget.calm_since = now.at;
+        // Once for all threads that threw with this probability.
+        if halvings < MAX_HALVINGS && place.load(Ordering::Relaxed) == halvings {
+            place.store(halvings + 1, Ordering::Relaxed);
+        }
+        None
     }
 
-    /// To be called from time to time: if probabilities are low, no span may be chosen for long.
+    /// Doubles the probabilities after a long time in which nothing was refused, if they leave a part of the budget. To be
+    /// called from time to time: if they are low, no span may be chosen for long.
     pub(crate) fn relax(&self, now: Moment) {
-        self.double_after_calm(&mut self.budget.lock(), now);
-    }
-
-    /// Doubles the probabilities if they leave a part of the budget.
-    fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
+        let mut budget = self.budget.lock();
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
         if is_calm && budget.cpu.left_ns(now.used_ns) >= MAX_SAVED_NS / 2 {
             budget.calm_since = now.at;
