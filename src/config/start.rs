@@ -28,17 +28,9 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
-const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const MIN_MIB: u64 = 14;
-/// The innermost ones, if there are more.
-const FRAMES_PER_STACK: usize = 1_024;
 const RING_BYTES: usize = 256 * 1024;
-/// With samples, without local roots.
-const MAX_PENDING_SPANS: usize = 16_384;
-/// How many times that memory the mapped symbols may take. The line tables of a large service take a tenth of the default
-/// of 512 MiB; its full debug information can be larger.
-const SYMBOL_TIMES: u64 = 4;
 
 /// Starts the threads. `dir` is the directory in which profiles can be found.
 pub(crate) fn start(
@@ -117,11 +109,10 @@ pub(crate) fn start(
     let mut admission = ProfileAdmission::new(builder.profiles_per_minute, health);
     admission.most_reservations = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
-        (None, None) => Some(DEFAULT_CPU_PERCENT),
+        (None, None) => Some(1),
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
     let stack_bytes = builder.source.threads.stack_bytes as usize;
-    let redaction = Arc::new(builder.redaction);
     let references = References::new(builder.references, context, Arc::clone(&counters));
     start::start(Parts {
         spans,
@@ -133,14 +124,16 @@ pub(crate) fn start(
         limits: Limits {
             memory: builder.memory,
             samples_per_profile: builder.samples_per_profile,
-            pending_spans: MAX_PENDING_SPANS,
+            // With samples, without local roots.
+            pending_spans: 16_384,
             threads: ThreadSettings {
                 timing: builder.timing,
                 cpu_percent,
                 waits: builder.source.waits,
             },
             intake: IntakeSettings {
-                frames_per_stack: FRAMES_PER_STACK,
+                // The innermost ones, if there are more.
+                frames_per_stack: 1_024,
                 stack_bytes,
                 has_budget: cpu_percent.is_some(),
             },
@@ -160,11 +153,13 @@ pub(crate) fn start(
             on_kept: builder.on_kept.0,
             symbols: SymbolSettings {
                 names: builder.symbols,
-                most_bytes: (builder.memory as u64).saturating_mul(SYMBOL_TIMES),
+                // The line tables of a large service take a tenth of the default of 512 MiB; its full debug information
+                // can be larger.
+                most_bytes: (builder.memory as u64).saturating_mul(4),
             },
         },
         warnings,
-        names: SpanNames::new(dispatch, redaction),
+        names: SpanNames::new(dispatch, Arc::new(builder.redaction)),
         references,
     })
 }
