@@ -190,12 +190,9 @@ impl Builder {
         self
     }
 
-    /// How long a span must have been entered, including the spans inside it, before the threads in it are sampled:
-    /// by default a twentieth of the shortest time in its rule, 1 to 20 ms (12.5 ms for `250ms`). Spans that `always`
-    /// or `0ms` keeps, that `one_in` selects, or of [`Handle::keep_current`](crate::Handle::keep_current) are sampled
-    /// from the beginning.
-    ///
-    /// With [`Duration::ZERO`] all are, and each context switch in a profiled span costs 3 to 15 µs.
+    /// How long a span must have been entered, including the spans inside it, before the threads in it are
+    /// [sampled](crate::guide::configuration#when-a-span-is-sampled): by default a twentieth of the shortest time in its
+    /// rule, 1 to 20 ms. With [`Duration::ZERO`], each context switch in a profiled span costs 3 to 15 µs.
     pub fn sampling_delay(mut self, sampling_delay: Duration) -> Self {
         self.source.sampling_delay = Some(sampling_delay);
         self
@@ -308,11 +305,9 @@ impl Builder {
     /// | a quarter | samples that wait for the verdict on their span | a sample keeps its CPU time and loses its stack ([`SampleStats::dropped_memory`](crate::SampleStats::dropped_memory)) |
     /// | an eighth | stacks of pending futures that are [`Profiled`](crate::Profiled) | an await has its length and no stack ([`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory)) |
     ///
-    /// Debug information and symbol tables are mapped from their files, not copied, up to four times as much: functions of a
-    /// file beyond that have no lines, or no names
-    /// ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)). They are unmapped half a minute
-    /// after the last profile. What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all
-    /// amounts.
+    /// Debug information and symbol tables are mapped from their files, up to four times as much: functions of a file beyond
+    /// that have no lines, or no names ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)).
+    /// What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all amounts.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: bytes, ..self }
     }
@@ -332,10 +327,9 @@ impl Builder {
     }
 
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, and by which
-    /// percentiles are kept apart. By default these are `otel.name`, `http.route`, `http.request.method`, `method`,
-    /// `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all others stay in the process.
-    /// Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such fields
-    /// costs some 200 ns more.
+    /// percentiles are kept apart; by default [these](crate::guide::log#a-kept-span). The values of all others stay in the
+    /// process. Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such
+    /// fields costs some 200 ns more.
     pub fn span_fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { shown_fields: ShownFields::new(names), ..self }
     }
@@ -346,9 +340,8 @@ impl Builder {
         Self { redaction: self.redaction.and(redaction), ..self }
     }
 
-    /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses,
-    /// mappings and build ids, so that they can be symbolized elsewhere, and the flame graph and the log show locations
-    /// such as `shop+0x1a2b`.
+    /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses and build
+    /// ids, so that they can be symbolized elsewhere, and the log shows locations such as `shop+0x1a2b`.
     pub fn symbols(mut self, symbols: bool) -> Self {
         self.symbols = symbols;
         self
@@ -369,11 +362,7 @@ impl Builder {
         Self { heap, ..self }
     }
 
-    /// The settings as they are when the layer is built.
-    ///
-    /// # Errors
-    ///
-    /// If a setting is invalid.
+    /// The settings as they are when the layer is built; an error if one is invalid.
     pub(crate) fn finished(mut self) -> Result<Self, Error> {
         if let Some(error) = self.invalid.take() {
             return Err(error);

@@ -60,17 +60,14 @@ impl FieldRules {
         for field in &rule.fields {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
-            // At most 64 values are compared.
             let is_same = |test: &Test| test.field == field && test.value == *value;
-            let bit = match self.tests.iter().position(is_same) {
-                Some(bit) => bit,
-                None if self.tests.len() >= u64::BITS as usize => return None,
-                None => {
-                    self.tests.push(Test { field, value: value.clone() });
-                    self.tests.len() - 1
-                }
-            };
+            let known = self.tests.iter().position(is_same);
+            let bit = known.unwrap_or(self.tests.len());
+            // At most 64 values are compared.
             wanted |= 1_u64.checked_shl(u32::try_from(bit).ok()?)?;
+            if known.is_none() {
+                self.tests.push(Test { field, value: value.clone() });
+            }
         }
         Some(wanted)
     }

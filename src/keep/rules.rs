@@ -101,15 +101,10 @@ impl Rule {
         Ok(self)
     }
 
-    /// The highest level of the spans that the rule enables and profiles: with `Level::INFO`, none of the levels `DEBUG`
-    /// and `TRACE`. In text, `shop=100ms|level<=info`. Without this, a rule for all spans profiles those up to
-    /// `DEBUG` that another layer enables; one for a target also enables them up to `INFO`, and one that selects spans by
-    /// name or field does both for all levels.
-    ///
-    /// Spans of a higher level that the rule matches are not profiled; they do not fall to a less specific rule.
-    ///
-    /// A rule above `INFO` raises the maximum level of `tracing` and `log`, which has [a
-    /// price](crate::guide::subscriber#what-it-enables).
+    /// The highest level of the spans that the rule [enables](crate::guide::subscriber#what-it-enables) and profiles; in
+    /// text, `shop=100ms|level<=info`. Without this, a rule for all spans profiles those up to `DEBUG` that another layer
+    /// enables; one for a target also enables them up to `INFO`, and one that selects spans by name or field does both
+    /// for all levels. Spans of a higher level that the rule matches do not fall to a less specific rule.
     pub fn with_max_level(self, level: Level) -> Self {
         Self { max_level: Some(level), ..self }
     }
