@@ -204,16 +204,13 @@ fn conditions(input: &mut &str) -> ModalResult<KeptUpTo> {
 }
 
 fn part(input: &mut &str) -> ModalResult<KeptUpTo> {
+    let level = alpha1.parse_to().context(expect(LEVEL));
     let level = preceded(("level", multispace0, "<=", multispace0), cut_err(level));
     alt((
         level.map(|level| (Keep::never(), Some(level))),
         condition.map(|condition| (Keep::when(condition), None)),
     ))
     .parse_next(input)
-}
-
-fn level(input: &mut &str) -> ModalResult<Level> {
-    alpha1.parse_to().context(expect(LEVEL)).parse_next(input)
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {

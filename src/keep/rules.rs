@@ -280,9 +280,7 @@ impl Rules {
             return LevelFilter::OFF;
         }
         let keeping = self.iter().filter(|rule| !rule.keep.is_never());
-        LevelFilter::from_level(
-            keeping.map(level).max().map_or(Level::INFO, |level| level.max(Level::INFO)),
-        )
+        keeping.map(level).chain([Level::INFO]).max().into()
     }
 
     /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.

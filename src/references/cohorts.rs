@@ -71,7 +71,7 @@ impl References {
         let (references, typical) = {
             let cohorts = self.cohorts.lock();
             let known = cohorts.get(&cohort)?;
-            (known.references.clone(), known.profile.mean(&cohort))
+            (known.references.clone(), Arc::new(known.profile.mean(&cohort)))
         };
         let mut comparison = compare(&breakdown, &references);
         comparison.allow_for_unsampled(&breakdown);

@@ -1,7 +1,5 @@
 //! The profile of the mean reference span.
 
-use std::sync::Arc;
-
 use crate::profile::{Attribute, Placed, Profile, ProfileId, Value, add_stacks, stack_weights};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
@@ -68,17 +66,17 @@ impl TypicalProfile {
     }
 
     /// What the mean span did.
-    pub(crate) fn mean(&self, cohort: &str) -> Arc<Profile> {
+    pub(crate) fn mean(&self, cohort: &str) -> Profile {
         let spans = self.spans.max(1);
         let mut mean = self.scaled(|weight| weight / spans);
         mean.name = cohort.to_owned();
         mean.title = format!("the typical {cohort}");
-        Arc::new(mean)
+        mean
     }
 
     /// [`mean`](Self::mean) for one reader: with an id that no kept span has, as if it ended at `now_unix_ns`.
     pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
-        let mut profile = Arc::unwrap_or_clone(self.mean(cohort));
+        let mut profile = self.mean(cohort);
         profile.id = ProfileId::random().unwrap_or(ProfileId::NONE);
         profile.start_unix_ns = now_unix_ns.saturating_sub(wall_ns);
         profile.duration_ns = wall_ns;
