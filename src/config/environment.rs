@@ -25,7 +25,6 @@ const RULES: &str = "TRACING_PROFILING";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
-const OFF: &str = "profiling is off";
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 
 /// A variable and what it sets.
@@ -168,10 +167,11 @@ impl Builder {
             "TRACING_PROFILING_SPAN_FIELDS" => {
                 (self.span_fields([""]), "no values of fields are shown")
             }
+            _ if is_setting && !["TRACING_PROFILING_REDACT", RULES].contains(&variable) => {
+                (self, "it has no effect")
+            }
             // It may have been to turn profiling off, to hide names, or to send profiles elsewhere.
-            RULES | "TRACING_PROFILING_REDACT" => (self.rules(Rules::new([])), OFF),
-            _ if is_setting => (self, "it has no effect"),
-            _ => (self.rules(Rules::new([])), OFF),
+            _ => (self.rules(Rules::new([])), "profiling is off"),
         };
         let message = format!("{variable} cannot be used, so {instead}: {}", error.in_one_line());
         let warning = LogEvent::warning(LogKind::Malformed, message);

@@ -89,17 +89,13 @@ pub(crate) fn start(
         .trace_url(builder.trace_url)
         .source_url(builder.source_url);
     // The exporter may be user code.
-    let checked = catch_unwind(AssertUnwindSafe(|| {
+    let problem = catch_unwind(AssertUnwindSafe(|| {
         exporter.set_context(&context);
-        exporter.check()
+        exporter.check().err().map(|error| error.to_string())
     }));
-    let problem = match checked {
-        Ok(checked) => checked.err().map(|error| error.to_string()),
-        Err(_) => Some("it panicked".to_owned()),
-    };
-    let of_resource =
-        |name| context.resource().get(name).map(ToString::to_string).unwrap_or_default();
-    let (service, version) = (of_resource("service.name"), of_resource("service.version"));
+    let problem = problem.unwrap_or_else(|_| Some("it panicked".to_owned()));
+    let [service, version] = ["service.name", "service.version"]
+        .map(|name| context.resource().get(name).map(ToString::to_string).unwrap_or_default());
     let history = HistorySettings { dir, service, version };
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
     let must_prove = exporter.remote().is_some_and(|remote| {

@@ -111,15 +111,12 @@ impl References {
         everything: bool,
         must_wait: impl Fn(&KeptSpan) -> bool,
     ) -> Vec<ClosedReference> {
-        let mut closed = self.closed.lock();
-        if closed.is_empty() {
-            return Vec::new();
-        }
         let is_due = |key: &SpanKey, reference: &mut ClosedReference| {
             everything
                 || reference.since.elapsed() >= LONGEST_WAIT
                 || spans.contains(key) && !must_wait(&reference.span)
         };
+        let mut closed = self.closed.lock();
         closed.extract_if(is_due).map(|(_, reference)| reference).collect()
     }
 }
