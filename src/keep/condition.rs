@@ -90,15 +90,23 @@ impl Condition {
         }
     }
 
-    /// Of two conditions with the same slot, the one with the lower number applies; of equal ones, the last.
-    const fn rank(self) -> u128 {
-        match self {
-            Self::Above(_, Threshold::Time(time)) | Self::Open(time) => time.as_nanos(),
-            Self::Above(_, Threshold::Percent(percent)) => percent as u128,
-            Self::Above(_, Threshold::Number(number)) => number as u128,
-            Self::OneIn(number) => number.get() as u128,
-            Self::ErrorSelf => 1,
-            _ => 0,
+    /// Whether it replaces `other`, which has the same slot and came first.
+    const fn beats(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::ErrorSelf, Self::Error) => false,
+            (Self::OneIn(number), Self::OneIn(other)) => number.get() <= other.get(),
+            (Self::Open(time), Self::Open(other))
+            | (Self::Above(_, Threshold::Time(time)), Self::Above(_, Threshold::Time(other))) => {
+                time.as_nanos() <= other.as_nanos()
+            }
+            (
+                Self::Above(_, Threshold::Percent(one)),
+                Self::Above(_, Threshold::Percent(other)),
+            ) => one <= other,
+            (Self::Above(_, Threshold::Number(one)), Self::Above(_, Threshold::Number(other))) => {
+                one <= other
+            }
+            _ => true,
         }
     }
 }
@@ -195,7 +203,7 @@ impl Keep {
     pub(super) const fn add(&mut self, condition: Condition) {
         let slot = &mut self.0[condition.slot()];
         match *slot {
-            Some(other) if other.rank() < condition.rank() => {}
+            Some(other) if !condition.beats(other) => {}
             _ => *slot = Some(condition),
         }
     }
