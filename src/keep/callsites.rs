@@ -207,23 +207,22 @@ impl Callsites {
     /// Whether the rules want spans of that callsite, whatever other layers do. Only then these may be asked: their answer
     /// is replaced by the one of this layer.
     pub(crate) fn may_want(&self, metadata: &'static Metadata<'static>) -> bool {
-        metadata.is_span()
-            && match has_attribute(metadata) {
-                true => self.find(metadata).is_some(),
-                false => {
-                    candidates(metadata, &self.known.lock().rules).iter().any(Candidate::keeps)
-                }
-            }
+        if has_attribute(metadata) {
+            return metadata.is_span() && self.find(metadata).is_some();
+        }
+        let known = self.known.lock();
+        metadata.is_span() && candidates(metadata, &known.rules).iter().any(Candidate::keeps)
     }
 
     /// Whether spans of that callsite are profiled only if another layer wants them: rules name neither them nor their level.
     fn follow_others(&self, metadata: &Metadata<'_>) -> bool {
+        if has_attribute(metadata) {
+            return false;
+        }
         let known = self.known.lock();
         let candidates = candidates(metadata, &known.rules);
         let mut keeping = candidates.iter().filter(|one| one.keeps()).peekable();
-        !has_attribute(metadata)
-            && keeping.peek().is_some()
-            && keeping.all(|one| one.rule.names_nothing())
+        keeping.peek().is_some() && keeping.all(|one| one.rule.names_nothing())
     }
 
     pub(crate) fn is_only_ours(&self, metadata: &Metadata<'_>) -> bool {

@@ -236,13 +236,12 @@ fn above_threshold(input: &mut &str) -> ModalResult<Condition> {
     let judged = |name: &str| Measure::judged_by(name).filter(|one| *one != Measure::Wall);
     let mut measure = terminated(name.verify_map(judged), (multispace0, '>', multispace0));
     let measure: Measure = measure.parse_next(input)?;
-    let (threshold, expected): (fn(&mut &str) -> ModalResult<Threshold>, _) = match measure.unit() {
-        Unit::Nanoseconds => (amount, AMOUNT),
-        Unit::Bytes => (size, SIZE),
-        Unit::Count => (count_above, COUNT),
+    let threshold = match measure.unit() {
+        Unit::Nanoseconds => cut_err(amount.context(expect(AMOUNT))).parse_next(input),
+        Unit::Bytes => cut_err(size.context(expect(SIZE))).parse_next(input),
+        Unit::Count => cut_err(count_above.context(expect(COUNT))).parse_next(input),
     };
-    let threshold = cut_err(threshold.context(expect(expected))).parse_next(input)?;
-    Ok(Condition::Above(measure, threshold))
+    Ok(Condition::Above(measure, threshold?))
 }
 
 fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {

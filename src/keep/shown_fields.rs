@@ -38,9 +38,9 @@ fn has_path(field: &str) -> bool {
 
 /// Of shown fields, those that name the route of a request, and not what tells those of a route apart: with the segments
 /// of the part of their values that does, without a query, and with `{}` for what may be an id.
-fn segments_of_route(
-    fields: &[(&'static str, String)],
-) -> impl Iterator<Item = (&'static str, impl Iterator<Item = &str>)> {
+fn segments_of_route<'a>(
+    fields: &'a [(&'static str, String)],
+) -> impl Iterator<Item = (&'static str, impl Iterator<Item = &'a str>)> {
     let is_templated = fields.iter().any(|(field, _)| has_template(field));
     let names_route = move |field: &str| {
         let is_path = has_path(field);
