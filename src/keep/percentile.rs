@@ -294,8 +294,8 @@ mod tests {
     #[test]
     fn spans_of_too_many_routes_are_compared_with_each_other() {
         let histograms = histograms(990_000);
-        let mut routes = 0..;
-        let mut add = |wall_ns| histograms.add(routes.next(), wall_ns, 0);
+        let mut numbers = 0..;
+        let mut add = |wall_ns| histograms.add(numbers.next(), wall_ns, 0);
         assert_eq!(lengths().filter(|wall_ns| add(*wall_ns)).count(), 0);
         let above = lengths().filter(|wall_ns| add(*wall_ns)).count();
         assert!((5..=10).contains(&above), "{above}");
