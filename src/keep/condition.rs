@@ -349,8 +349,10 @@ impl fmt::Display for Keep {
         if self.is_never() {
             return f.write_str("off");
         }
-        let conditions: Vec<_> = self.conditions().map(|one| one.to_string()).collect();
-        f.write_str(&conditions.join("|"))
+        for (number, condition) in self.conditions().enumerate() {
+            write!(f, "{}{condition}", if number == 0 { "" } else { "|" })?;
+        }
+        Ok(())
     }
 }
 
