@@ -207,7 +207,7 @@ fn part(input: &mut &str) -> ModalResult<KeptUpTo> {
     let level = alpha1.parse_to().context(expect(LEVEL));
     let level = preceded(("level", multispace0, "<=", multispace0), cut_err(level));
     alt((
-        level.map(|level| (Keep::never(), Some(level))),
+        level.map(|level: Level| (Keep::never(), Some(level))),
         condition.map(|condition| (Keep::when(condition), None)),
     ))
     .parse_next(input)
