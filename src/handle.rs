@@ -333,7 +333,7 @@ impl Handle {
 
     /// What reports contain beside profiles: the service and its version, and the templates of links.
     pub fn report_context(&self) -> HtmlContext {
-        self.known(|engine| engine.publish.references.context().clone()).unwrap_or_default()
+        self.known(|engine| engine.publish.references.context.clone()).unwrap_or_default()
     }
 
     /// The directory of the layer's [`Directory`](crate::Directory), in which its profiles and those of earlier runs are.

@@ -1,5 +1,6 @@
 //! Settings in code.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,12 +34,14 @@ use crate::threads::Timing;
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
+#[must_use]
 pub struct Builder {
     pub(crate) rules: Rules,
     pub(super) source: SamplingSettings,
-    pub(super) exporter: Option<Box<dyn Exporter>>,
+    pub(super) exporter: Opaque<Option<Box<dyn Exporter>>>,
     /// What the environment configures in its place.
-    pub(super) env_exporter: Option<Box<dyn Exporter>>,
+    pub(super) env_exporter: Opaque<Option<Box<dyn Exporter>>>,
     pub(super) resource: Option<Resource>,
     /// Where files are written if there is no other exporter, and a variable that sets this.
     pub(super) files: Directory,
@@ -54,7 +57,7 @@ pub struct Builder {
     pub(super) cpu_percent: Option<u32>,
     pub(super) references: ReferenceLimits,
     pub(crate) timing: Timing,
-    pub(super) on_kept: Option<OnKept>,
+    pub(super) on_kept: Opaque<Option<OnKept>>,
     pub(super) shown_fields: ShownFields,
     pub(super) redaction: Redaction,
     pub(super) symbols: bool,
@@ -66,6 +69,15 @@ pub struct Builder {
     pub(super) endpoint: Option<&'static str>,
 }
 
+/// What has no `Debug`.
+pub(super) struct Opaque<T>(pub(super) T);
+
+impl<T> fmt::Debug for Opaque<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SamplingSettings {
     pub(super) threads: SourceSettings,
@@ -75,17 +87,10 @@ pub(super) struct SamplingSettings {
     pub(super) continuous: ContinuousSettings,
 }
 
-/// Deep enough for an async service in a release build; see `docs/design.md` for the figures.
-const DEFAULT_STACK_BYTES: u32 = 32 * 1024;
 pub(super) const STACK_BYTES: RangeInclusive<u32> = 1024..=MAX_STACK_COPIED;
 pub(super) const RATES: RangeInclusive<u32> = 1..=10_000;
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-const DEFAULT_PROFILES_PER_MINUTE: u32 = 60;
-/// The default limit of Pyroscope.
-const DEFAULT_SAMPLES_PER_PROFILE: usize = 16_000;
-const DEFAULT_MEMORY: usize = 128 * 1024 * 1024;
-const DEFAULT_ALLOC_SAMPLE_BYTES: u32 = 512 * 1024;
 
 impl Builder {
     pub(crate) fn new() -> Self {
@@ -95,30 +100,32 @@ impl Builder {
                 threads: SourceSettings {
                     source: Source::default(),
                     signal: None,
-                    stack_bytes: DEFAULT_STACK_BYTES,
+                    // Deep enough for an async service in a release build.
+                    stack_bytes: 32 * 1024,
                     periods: None,
                 },
                 waits: true,
                 sampling_delay: None,
                 continuous: ContinuousSettings::OFF,
             },
-            exporter: None,
-            env_exporter: None,
+            exporter: Opaque(None),
+            env_exporter: Opaque(None),
             resource: None,
             files: Directory::new("profiles"),
             files_set_by: None,
             trace_url: String::new(),
             source_url: String::new(),
-            profiles_per_minute: DEFAULT_PROFILES_PER_MINUTE,
-            samples_per_profile: DEFAULT_SAMPLES_PER_PROFILE,
-            memory: DEFAULT_MEMORY,
+            profiles_per_minute: 60,
+            // The default limit of Pyroscope.
+            samples_per_profile: 16_000,
+            memory: 128 << 20,
             cpu_percent: None,
             references: ReferenceLimits::default(),
             timing: Timing::USUAL,
-            on_kept: None,
+            on_kept: Opaque(None),
             shown_fields: ShownFields::default(),
             redaction: Redaction::new(),
-            alloc_sample_interval: DEFAULT_ALLOC_SAMPLE_BYTES,
+            alloc_sample_interval: 512 << 10,
             heap: false,
             symbols: cfg!(feature = "symbols"),
             invalid: None,
@@ -149,7 +156,6 @@ impl Builder {
     }
 
     /// Which spans are profiled, and when they are kept. The default is `250ms|error` for all spans.
-    #[must_use]
     pub fn rules(self, rules: Rules) -> Self {
         Self { rules, ..self }
     }
@@ -157,14 +163,12 @@ impl Builder {
     /// Whether to capture where threads wait in profiled spans, what they wait for, and how long. The default is true.
     /// Without it, threads are not inspected from outside (`/proc/self/task`, their CPU clocks, their stack memory);
     /// spans still have their off-CPU times.
-    #[must_use]
     pub fn off_cpu(mut self, off_cpu: bool) -> Self {
         self.source.waits = off_cpu;
         self
     }
 
     /// What produces stacks. The default is [`Source::Auto`].
-    #[must_use]
     pub fn source(mut self, source: Source) -> Self {
         self.source.threads.source = source;
         self
@@ -173,7 +177,6 @@ impl Builder {
     /// The signal that timers send: the number of a real-time signal, or `SIGPROF` (27), that the program neither
     /// handles nor waits for. By default it is the highest real-time signal that is free when the layer is built; see
     /// `docs/platform.md`. If the given one is not free, no thread is sampled by a timer, and the log says so.
-    #[must_use]
     pub fn timer_signal(mut self, number: i32) -> Self {
         self.source.threads.signal = Some(number);
         self
@@ -182,19 +185,14 @@ impl Builder {
     /// Samples per second of CPU time, from 1 to 10,000, for each thread in a span that is sampled; a timer takes at most
     /// one per kernel tick (100 to 1,000 a second). The default is 1,000; a thread that has had about 1,000 samples within
     /// a few seconds drops to 200 per second, and one that continues for long to 100.
-    #[must_use]
     pub fn rate(mut self, hertz: u32) -> Self {
         self.source.threads.periods = Some(Periods::of_rate(self.clamped("rate", hertz, &RATES)));
         self
     }
 
-    /// How long a span must have been entered, including the spans inside it, before the threads in it are sampled:
-    /// by default a twentieth of the shortest time in its rule, 1 to 20 ms (12.5 ms for `250ms`). Spans that `always`
-    /// or `0ms` keeps, that `one_in` selects, or of [`Handle::keep_current`](crate::Handle::keep_current) are sampled
-    /// from the beginning.
-    ///
-    /// With [`Duration::ZERO`] all are, and each context switch in a profiled span costs 3 to 15 µs.
-    #[must_use]
+    /// How long a span must have been entered, including the spans inside it, before the threads in it are
+    /// [sampled](crate::guide::configuration#when-a-span-is-sampled): by default a twentieth of the shortest time in its
+    /// rule, 1 to 20 ms. With [`Duration::ZERO`], each context switch in a profiled span costs 3 to 15 µs.
     pub fn sampling_delay(mut self, sampling_delay: Duration) -> Self {
         self.source.sampling_delay = Some(sampling_delay);
         self
@@ -209,7 +207,6 @@ impl Builder {
     /// Samples have the names of their thread and of their local root; with [`heap`](Self::heap) there is also what
     /// was allocated. A [`Directory`](crate::Directory) has them in `process`, with a quota of its own. While the
     /// layer is off or its rules keep nothing, there is none.
-    #[must_use]
     pub fn continuous(mut self, rate: u32) -> Self {
         let range = 0..=*CONTINUOUS_RATES.end();
         self.source.continuous.rate = self.clamped("continuous", rate, &range);
@@ -217,7 +214,6 @@ impl Builder {
     }
 
     /// The time that a profile of [`continuous`](Self::continuous) covers: a second to a day. The default is a minute.
-    #[must_use]
     pub fn continuous_interval(mut self, interval: Duration) -> Self {
         self.source.continuous.interval = interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
         self
@@ -227,7 +223,6 @@ impl Builder {
     /// in that number of requests, and as many as take at most `cpu_percent` of the CPU time of this process, rounded
     /// to tenths; 100 is no limit. Kept spans are compared with the last 200 of their name and route. Each takes some
     /// 1 ms of CPU time. The default is one in 16, and 0.2 %; 0 turns it off.
-    #[must_use]
     pub fn references(mut self, one_in: u32, cpu_percent: f64) -> Self {
         // Saturates.
         let cpu_thousandths = ((cpu_percent * 10.0).round() as u32).min(ALL_CPU);
@@ -240,7 +235,6 @@ impl Builder {
 
     /// The maximum number of stack bytes that are copied with each sample, from 1,024 to 65,448. The default is 32 KiB.
     /// The outer frames of a deeper stack are missing, and its profile states that.
-    #[must_use]
     pub fn stack_bytes(mut self, bytes: u32) -> Self {
         // The kernel requires a multiple of 8.
         self.source.threads.stack_bytes = self.clamped("stack_bytes", bytes, &STACK_BYTES) & !7;
@@ -249,14 +243,12 @@ impl Builder {
 
     /// Where profiles go. The default is a [`Directory`](crate::Directory), `profiles` in the working directory, or what the
     /// [environment](crate::guide::configuration#variables) configures.
-    #[must_use]
     pub fn exporter(self, exporter: impl Exporter + 'static) -> Self {
-        Self { exporter: Some(Box::new(exporter)), ..self }
+        Self { exporter: Opaque(Some(Box::new(exporter))), ..self }
     }
 
     /// The resource that the profiles describe; the exporter [gets](Exporter::set_context) it, and the next two. Give the
     /// same one to the tracer provider. The default is taken from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
-    #[must_use]
     pub fn resource(self, resource: impl Into<Resource>) -> Self {
         Self { resource: Some(resource.into()), ..self }
     }
@@ -264,49 +256,43 @@ impl Builder {
     /// Makes each trace id in a report a link to the trace, with `{trace_id}` and `{span_id}` in the URL replaced:
     /// `https://tempo.internal/trace/{trace_id}`. [`build`](Self::build) returns an error unless it is an `http` or
     /// `https` URL with `{trace_id}`.
-    #[must_use]
-    pub fn trace_url(mut self, template: &str) -> Self {
-        self.trace_url = self.checked("trace_url", template, links::trace_url, links::A_TRACE_URL);
-        self
+    pub fn trace_url(self, template: &str) -> Self {
+        let builder = Self { trace_url: template.to_owned(), ..self };
+        let is_valid = links::is_trace_url(template);
+        builder.checked("trace_url", template, links::A_TRACE_URL, is_valid)
     }
 
     /// Makes each source line in a report a link, with `{file}` and `{line}` in the URL replaced:
     /// `vscode://file//home/me/{file}:{line}`. Paths begin with the directory of the package unless they are
     /// [full](crate::Redaction::full_paths). [`build`](Self::build) returns an error if it is no such URL, or one that
     /// runs a script.
-    #[must_use]
-    pub fn source_url(mut self, template: &str) -> Self {
-        self.source_url =
-            self.checked("source_url", template, links::source_url, links::A_SOURCE_URL);
-        self
+    pub fn source_url(self, template: &str) -> Self {
+        let builder = Self { source_url: template.to_owned(), ..self };
+        let is_valid = links::is_source_url(template);
+        builder.checked("source_url", template, links::A_SOURCE_URL, is_valid)
     }
 
-    /// A value, or the error of `build`.
+    /// With the error of `build`, unless a value is valid.
     fn checked(
-        &mut self,
+        self,
         setting: &'static str,
         value: &str,
-        check: fn(&str) -> Option<String>,
         expected: &'static str,
-    ) -> String {
-        let checked = check(value);
-        if checked.is_none() {
-            self.invalid.get_or_insert_with(|| Error::setting(setting, value, expected));
-        }
-        checked.unwrap_or_default()
+        is_valid: bool,
+    ) -> Self {
+        let invalid = || (!is_valid).then(|| Error::setting(setting, value, expected));
+        Self { invalid: self.invalid.or_else(invalid), ..self }
     }
 
     /// The number of profiles per minute for the spans of each rule that have the same name and values of
     /// [`span_fields`](Self::span_fields), and its maximum burst. The default is 60. All spans of a rule together have four times
     /// that. Spans over the limit are counted.
-    #[must_use]
     pub fn profiles_per_minute(self, profiles: u32) -> Self {
         Self { profiles_per_minute: profiles, ..self }
     }
 
     /// The maximum number of samples in a profile. The default is 16,000. The samples of a longer span are downsampled
     /// evenly, and those that remain have the weight of the others.
-    #[must_use]
     pub fn samples_per_profile(self, samples: usize) -> Self {
         Self { samples_per_profile: samples.max(2), ..self }
     }
@@ -319,12 +305,9 @@ impl Builder {
     /// | a quarter | samples that wait for the verdict on their span | a sample keeps its CPU time and loses its stack ([`SampleStats::dropped_memory`](crate::SampleStats::dropped_memory)) |
     /// | an eighth | stacks of pending futures that are [`Profiled`](crate::Profiled) | an await has its length and no stack ([`AwaitStats::dropped_memory`](crate::AwaitStats::dropped_memory)) |
     ///
-    /// Debug information and symbol tables are mapped from their files, not copied, up to four times as much: functions of a
-    /// file beyond that have no lines, or no names
-    /// ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)). They are unmapped half a minute
-    /// after the last profile. What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all
-    /// amounts.
-    #[must_use]
+    /// Debug information and symbol tables are mapped from their files, up to four times as much: functions of a file beyond
+    /// that have no lines, or no names ([`ProfileStats::symbols_over_limit`](crate::ProfileStats::symbols_over_limit)).
+    /// What each sampled thread takes comes on top; [the guide](crate::guide::sizing) has all amounts.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: bytes, ..self }
     }
@@ -332,7 +315,6 @@ impl Builder {
     /// The share of one core that reading and unwinding samples may take, in percent; 0 for no limit. Above it, the
     /// sampling rate is reduced ([`SamplingStats::rate_reduced`](crate::SamplingStats::rate_reduced)). The default is
     /// 1, or 0 if the [`rate`](Self::rate) is set.
-    #[must_use]
     pub fn cpu_budget(self, percent: u32) -> Self {
         Self { cpu_percent: Some(percent), ..self }
     }
@@ -340,32 +322,26 @@ impl Builder {
     /// A callback for kept spans, called after their profile was exported, on a thread of its own. If it panics, that
     /// is counted and logged once. If it blocks, nothing else stops; it is not called for kept spans beyond 8,192
     /// that wait.
-    #[must_use]
     pub fn on_kept(self, on_kept: impl Fn(&Kept) + Send + 'static) -> Self {
-        Self { on_kept: Some(Box::new(on_kept)), ..self }
+        Self { on_kept: Opaque(Some(Box::new(on_kept))), ..self }
     }
 
     /// The fields of kept spans whose values are shown, in the log, in profiles and in their file names, and by which
-    /// percentiles are kept apart. By default these are `otel.name`, `http.route`, `http.request.method`, `method`,
-    /// `rpc.service`, `rpc.method` and `messaging.destination.name`. The values of all others stay in the process.
-    /// Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such fields
-    /// costs some 200 ns more.
-    #[must_use]
+    /// percentiles are kept apart; by default [these](crate::guide::log#a-kept-span). The values of all others stay in the
+    /// process. Values are cut after 100 characters, and [`redact`](Self::redact) applies to them. A span with such
+    /// fields costs some 200 ns more.
     pub fn span_fields(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { shown_fields: ShownFields::new(names), ..self }
     }
 
     /// What else is removed from names before they leave the process. By default absolute paths are shortened. What one
     /// call hides is hidden, whatever others or the environment say.
-    #[must_use]
     pub fn redact(self, redaction: Redaction) -> Self {
         Self { redaction: self.redaction.and(redaction), ..self }
     }
 
-    /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses,
-    /// mappings and build ids, so that they can be symbolized elsewhere, and the flame graph and the log show locations
-    /// such as `shop+0x1a2b`.
-    #[must_use]
+    /// Whether to resolve functions, files and lines. The default is true. Otherwise profiles contain addresses and build
+    /// ids, so that they can be symbolized elsewhere, and the log shows locations such as `shop+0x1a2b`.
     pub fn symbols(mut self, symbols: bool) -> Self {
         self.symbols = symbols;
         self
@@ -374,7 +350,6 @@ impl Builder {
     /// How many bytes a thread allocates in the mean between two samples of its allocations, if the program has a
     /// [`ProfilingAllocator`](crate::ProfilingAllocator). The default is 512 KiB; 0 is for no samples. Of several
     /// layers, the shortest gap applies.
-    #[must_use]
     pub fn alloc_sample_interval(self, bytes: u32) -> Self {
         Self { alloc_sample_interval: bytes, ..self }
     }
@@ -383,21 +358,16 @@ impl Builder {
     /// default is off. [`Handle::heap_profile`](crate::Handle::heap_profile) returns it. Needs a
     /// [`ProfilingAllocator`](crate::ProfilingAllocator), and takes some nanoseconds of each free. Of several layers,
     /// one tracks it.
-    #[must_use]
     pub fn heap(self, heap: bool) -> Self {
         Self { heap, ..self }
     }
 
-    /// The settings as they are when the layer is built.
-    ///
-    /// # Errors
-    ///
-    /// If a setting is invalid.
+    /// The settings as they are when the layer is built; an error if one is invalid.
     pub(crate) fn finished(mut self) -> Result<Self, Error> {
         if let Some(error) = self.invalid.take() {
             return Err(error);
         }
-        let unused = self.exporter.as_ref().and(self.files_set_by);
+        let unused = self.exporter.0.as_ref().and(self.files_set_by);
         if let Some(variable) = unused {
             let message = format!("{variable} has no effect: the program sets an exporter");
             let warning = LogEvent::warning(LogKind::UnknownVariable, message);
@@ -408,32 +378,9 @@ impl Builder {
 
     /// The directory in which profiles can be found, if they are written to files.
     pub(crate) fn dir(&self) -> Option<PathBuf> {
-        let chosen = self.exporter.as_ref().or(self.env_exporter.as_ref());
+        let chosen = self.exporter.0.as_ref().or(self.env_exporter.0.as_ref());
         let directory = chosen.map_or(self.files.directory(), |chosen| chosen.directory());
         directory.map(PathBuf::from)
-    }
-}
-
-impl std::fmt::Debug for Builder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder")
-            .field("rules", &self.rules)
-            .field("source", &self.source)
-            .field("files", &self.files)
-            .field("trace_url", &self.trace_url)
-            .field("source_url", &self.source_url)
-            .field("profiles_per_minute", &self.profiles_per_minute)
-            .field("samples_per_profile", &self.samples_per_profile)
-            .field("memory", &self.memory)
-            .field("alloc_sample_interval", &self.alloc_sample_interval)
-            .field("heap", &self.heap)
-            .field("cpu_percent", &self.cpu_percent)
-            .field("references", &self.references)
-            .field("redaction", &self.redaction)
-            .field("shown_fields", &self.shown_fields)
-            .field("symbols", &self.symbols)
-            .field("warnings", &self.warnings)
-            .finish_non_exhaustive()
     }
 }
 

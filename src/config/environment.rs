@@ -6,6 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::Builder;
+#[cfg(feature = "_otlp")]
+use super::builder::Opaque;
 use super::builder::{LONGEST_INTERVAL, RATES, SHORTEST_INTERVAL, STACK_BYTES};
 use super::links;
 use crate::collect::continuous_rate;
@@ -23,7 +25,6 @@ const RULES: &str = "TRACING_PROFILING";
 const EXPORTER: &str = "OTEL_PROFILES_EXPORTER";
 const ENDPOINTS: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT"];
-const OFF: &str = "profiling is off";
 const SDK_DISABLED: &str = "OTEL_SDK_DISABLED";
 
 /// A variable and what it sets.
@@ -69,7 +70,10 @@ const SYMBOLS: &str = match cfg!(feature = "symbols") {
 
 /// All variables of this crate.
 const SETTINGS: &[Setting] = &[
-    setting!(try "", |_variable, builder, text| rules_in(text).map(|rules| builder.rules(rules))),
+    setting!(try "", |variable, builder, text| {
+        let rules = Rules::from_str(text).map_err(|error| error.found_in(variable));
+        rules.map(|rules| builder.rules(rules))
+    }),
     setting!("_SOURCE", "auto, perf, timer or none", |builder, text| {
         builder.source(text.parse().ok()?)
     }),
@@ -102,10 +106,10 @@ const SETTINGS: &[Setting] = &[
         Builder { files, files_set_by: Some("TRACING_PROFILING_FORMATS"), ..builder }
     }),
     setting!("_TRACE_URL", links::A_TRACE_URL, |builder, text| {
-        builder.trace_url(&links::trace_url(text)?)
+        links::is_trace_url(text).then(|| builder.trace_url(text))?
     }),
     setting!("_SOURCE_URL", links::A_SOURCE_URL, |builder, text| {
-        builder.source_url(&links::source_url(text)?)
+        links::is_source_url(text).then(|| builder.source_url(text))?
     }),
     setting!(try "_SPAN_FIELDS", |variable, builder, text| {
         field_names(variable, text).map(|names| builder.span_fields(names))
@@ -163,10 +167,11 @@ impl Builder {
             "TRACING_PROFILING_SPAN_FIELDS" => {
                 (self.span_fields([""]), "no values of fields are shown")
             }
+            _ if is_setting && !["TRACING_PROFILING_REDACT", RULES].contains(&variable) => {
+                (self, "it has no effect")
+            }
             // It may have been to turn profiling off, to hide names, or to send profiles elsewhere.
-            RULES | "TRACING_PROFILING_REDACT" => (self.rules(Rules::new([])), OFF),
-            _ if is_setting => (self, "it has no effect"),
-            _ => (self.rules(Rules::new([])), OFF),
+            _ => (self.rules(Rules::new([])), "profiling is off"),
         };
         let message = format!("{variable} cannot be used, so {instead}: {}", error.in_one_line());
         let warning = LogEvent::warning(LogKind::Malformed, message);
@@ -267,7 +272,7 @@ impl Builder {
                 let exporter = fallback.into_iter().fold(exporter, OtlpBuilder::fallback_directory);
                 let exporter = Box::new(exporter.build_with(variable)?);
                 let files = Directory::new("profiles");
-                Ok(Self { env_exporter: Some(exporter), files, ..self })
+                Ok(Self { env_exporter: Opaque(Some(exporter)), files, ..self })
             }
             _ => Ok(self),
         }
@@ -286,10 +291,6 @@ fn text_of(
         Ok(value) => Ok(value.filter(|value| !value.trim().is_empty())),
         Err(value) => Err(Error::setting(name, &value, "text in UTF-8")),
     }
-}
-
-fn rules_in(text: &str) -> Result<Rules, Error> {
-    Rules::from_str(text).map_err(|error| error.found_in(RULES))
 }
 
 fn formats(text: &str) -> Option<Vec<Format>> {
@@ -333,33 +334,22 @@ fn field_names(variable: &'static str, text: &str) -> Result<Vec<String>, Error>
 
 /// Parses limits such as `one_in=16|cpu=0.2%`: one in how many spans, and percent of the CPU time. 0 if it is off.
 fn reference_limits(text: &str) -> Option<(u32, f64)> {
-    let [one_in, cpu] = match is_on(text) {
-        Some(true) => [None; 2],
-        Some(false) => return Some((0, 0.0)),
-        None => limits(text, ["one_in", "cpu"])?,
-    };
-    let one_in = one_in.map_or(Some(16), |text| within(text, 1..=1_000_000))?;
-    let cpu =
-        cpu.map_or(Some(0.2), |text| percent(text).filter(|it| (0.1..=100.0).contains(it)))?;
-    Some((one_in, cpu))
-}
-
-/// The limits of those names; each may occur at most once.
-fn limits<'a>(text: &'a str, names: [&str; 2]) -> Option<[Option<&'a str>; 2]> {
-    let mut limits = [None; 2];
+    if let Some(is_on) = is_on(text) {
+        return Some(if is_on { (16, 0.2) } else { (0, 0.0) });
+    }
+    let (mut one_in, mut percent) = (None, None);
     for limit in text.split('|') {
         let (name, limit) = limit.split_once('=')?;
-        let mut places = names.iter().zip(&mut limits);
-        let (_, place) = places.find(|(known, _)| **known == name.trim())?;
-        if place.replace(limit.trim()).is_some() {
-            return None;
+        match name.trim() {
+            "one_in" if one_in.is_none() => one_in = Some(within(limit.trim(), 1..=1_000_000)?),
+            "cpu" if percent.is_none() => {
+                let share: Option<f64> = limit.trim().strip_suffix('%')?.trim_end().parse().ok();
+                percent = Some(share.filter(|share| (0.1..=100.0).contains(share))?);
+            }
+            _ => return None,
         }
     }
-    Some(limits)
-}
-
-fn percent(text: &str) -> Option<f64> {
-    text.strip_suffix('%')?.trim_end().parse().ok()
+    Some((one_in.unwrap_or(16), percent.unwrap_or(0.2)))
 }
 
 #[cfg(test)]
@@ -597,7 +587,7 @@ mod tests {
     #[cfg(feature = "_otlp")]
     #[test]
     fn an_endpoint_selects_otlp() {
-        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.is_some();
+        let is_otlp = |variables: &[_]| read(variables).unwrap().env_exporter.0.is_some();
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
         let own = ("OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT", "http://collector:4318");
         assert!(!is_otlp(&[]));

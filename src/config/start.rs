@@ -28,21 +28,13 @@ use crate::symbols::SymbolSettings;
 use crate::sys::{self, Clock, Poller};
 use crate::threads::ThreadSettings;
 
-const DEFAULT_CPU_PERCENT: u32 = 1;
 /// Address space that must be left: five thread stacks and the initial allocations of a layer.
 const MIN_MIB: u64 = 14;
-/// The innermost ones, if there are more.
-const FRAMES_PER_STACK: usize = 1_024;
 const RING_BYTES: usize = 256 * 1024;
-/// With samples, without local roots.
-const MAX_PENDING_SPANS: usize = 16_384;
-/// How many times that memory the mapped symbols may take. The line tables of a large service take a tenth of the default
-/// of 512 MiB; its full debug information can be larger.
-const SYMBOL_TIMES: u64 = 4;
 
 /// Starts the threads. `dir` is the directory in which profiles can be found.
 pub(crate) fn start(
-    mut builder: Builder,
+    builder: Builder,
     dir: Option<PathBuf>,
     gate: &'static Gate,
     (unreached, dispatch): (Arc<UnreachedSpans>, OwnDispatch),
@@ -55,7 +47,7 @@ pub(crate) fn start(
     // Before the first of the calls that a filter may forbid.
     sys::read_filters();
     // That of the program, or else that of the environment.
-    let chosen = builder.exporter.take().or(builder.env_exporter);
+    let chosen = builder.exporter.0.or(builder.env_exporter.0);
     let is_default = chosen.is_none();
     let mut exporter = chosen.unwrap_or_else(|| Box::new(builder.files));
     let clock = Clock::default();
@@ -68,9 +60,8 @@ pub(crate) fn start(
         sampling_delay: builder.source.sampling_delay,
         long_after: None,
     };
-    let (rules, fields) = (builder.rules.clone(), builder.shown_fields);
-    let callsites = Callsites::new(rules, settings, fields, Arc::clone(&counters));
-    let most_reserved = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
+    let callsites =
+        Callsites::new(builder.rules, settings, builder.shown_fields, Arc::clone(&counters));
     let spans = Spans::new(clock, Box::new(source.clone()), Arc::clone(&counters));
     let mut warnings = builder.warnings;
     let no_heap = if !sys::SampledAllocation::can_be_taken() {
@@ -98,17 +89,13 @@ pub(crate) fn start(
         .trace_url(builder.trace_url)
         .source_url(builder.source_url);
     // The exporter may be user code.
-    let checked = catch_unwind(AssertUnwindSafe(|| {
+    let problem = catch_unwind(AssertUnwindSafe(|| {
         exporter.set_context(&context);
-        exporter.check()
+        exporter.check().err().map(|error| error.to_string())
     }));
-    let problem = match checked {
-        Ok(checked) => checked.err().map(|error| error.to_string()),
-        Err(_) => Some("it panicked".to_owned()),
-    };
-    let of_resource =
-        |name| context.resource().get(name).map(ToString::to_string).unwrap_or_default();
-    let (service, version) = (of_resource("service.name"), of_resource("service.version"));
+    let problem = problem.unwrap_or_else(|_| Some("it panicked".to_owned()));
+    let [service, version] = ["service.name", "service.version"]
+        .map(|name| context.resource().get(name).map(ToString::to_string).unwrap_or_default());
     let history = HistorySettings { dir, service, version };
     // With a fallback directory no profile is lost. With unlimited patience all profiles are to wait.
     let must_prove = exporter.remote().is_some_and(|remote| {
@@ -116,13 +103,12 @@ pub(crate) fn start(
     });
     let health = ExporterHealth::new(problem.is_none(), must_prove);
     let mut admission = ProfileAdmission::new(builder.profiles_per_minute, health);
-    admission.most_reservations = most_reserved;
+    admission.most_reservations = MAX_RESERVED.min(waiting_profiles(builder.memory / 2));
     let cpu_percent = match (builder.cpu_percent, builder.source.threads.periods) {
-        (None, None) => Some(DEFAULT_CPU_PERCENT),
+        (None, None) => Some(1),
         (percent, _) => percent.filter(|percent| *percent > 0),
     };
     let stack_bytes = builder.source.threads.stack_bytes as usize;
-    let redaction = Arc::new(builder.redaction);
     let references = References::new(builder.references, context, Arc::clone(&counters));
     start::start(Parts {
         spans,
@@ -134,14 +120,16 @@ pub(crate) fn start(
         limits: Limits {
             memory: builder.memory,
             samples_per_profile: builder.samples_per_profile,
-            pending_spans: MAX_PENDING_SPANS,
+            // With samples, without local roots.
+            pending_spans: 16_384,
             threads: ThreadSettings {
                 timing: builder.timing,
                 cpu_percent,
                 waits: builder.source.waits,
             },
             intake: IntakeSettings {
-                frames_per_stack: FRAMES_PER_STACK,
+                // The innermost ones, if there are more.
+                frames_per_stack: 1_024,
                 stack_bytes,
                 has_budget: cpu_percent.is_some(),
             },
@@ -158,14 +146,16 @@ pub(crate) fn start(
             exporter,
             problem,
             history,
-            on_kept: builder.on_kept,
+            on_kept: builder.on_kept.0,
             symbols: SymbolSettings {
                 names: builder.symbols,
-                most_bytes: (builder.memory as u64).saturating_mul(SYMBOL_TIMES),
+                // The line tables of a large service take a tenth of the default of 512 MiB; its full debug information
+                // can be larger.
+                most_bytes: (builder.memory as u64).saturating_mul(4),
             },
         },
         warnings,
-        names: SpanNames::new(dispatch, redaction),
+        names: SpanNames::new(dispatch, Arc::new(builder.redaction)),
         references,
     })
 }

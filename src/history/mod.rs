@@ -104,15 +104,13 @@ impl HourlyHistory {
                 continue;
             }
             let hour = match HourFile::read(&file.path) {
-                Ok(hour) => hour,
+                Ok(hour) if hour.service == self.settings.service => hour,
+                Ok(_) => continue,
                 Err(error) => {
                     self.note_unreadable(&file.path, &error);
                     continue;
                 }
             };
-            if hour.service != self.settings.service {
-                continue;
-            }
             if is_recent {
                 self.detector.add_stored(hour.hour, &hour.routes);
             }
@@ -178,28 +176,8 @@ impl HourlyHistory {
         };
         Counters::add(&self.counters.references.drifted, drifts.len() as u64);
         self.references.note_drifts(&drifts, hour);
-        let events: Vec<_> = drifts.iter().map(|drift| self.drifted(drift)).collect();
-        self.events.extend(events);
+        self.events.extend(drifts.iter().map(|drift| drifted(drift, &self.settings.version)));
         self.write(hour, routes);
-    }
-
-    fn drifted(&self, drift: &Drift) -> LogEvent {
-        let Drift { route, was_ns, is_ns, since, .. } = drift;
-        let percent = (*is_ns as f64 / (*was_ns).max(1) as f64 - 1.0) * 100.0;
-        let (now, then) = match since {
-            Baseline::DayBefore => {
-                (" in the last hour".to_owned(), "in the same hour of the day before".to_owned())
-            }
-            Baseline::Version(version) => (
-                format!(" with version {}", self.settings.version),
-                format!("with version {version}"),
-            ),
-        };
-        let (is, was) = (Ns(*is_ns), Ns(*was_ns));
-        let message = format!(
-            "{route} has become slower: {is} on average{now}, {was} {then} (+{percent:.0} %)"
-        );
-        LogEvent { value: Some(route.clone()), ..LogEvent::warning(LogKind::Drift, message) }
     }
 
     /// Writes the file of an hour, if there is more than in the last one.
@@ -231,4 +209,21 @@ impl HourlyHistory {
         self.advance(now);
         self.write(self.hour, self.references.hour());
     }
+}
+
+fn drifted(drift: &Drift, own_version: &str) -> LogEvent {
+    let Drift { route, was_ns, is_ns, since, .. } = drift;
+    let percent = (*is_ns as f64 / (*was_ns).max(1) as f64 - 1.0) * 100.0;
+    let (now, then) = match since {
+        Baseline::DayBefore => {
+            ("in the last hour".to_owned(), "in the same hour of the day before".to_owned())
+        }
+        Baseline::Version(version) => {
+            (format!("with version {own_version}"), format!("with version {version}"))
+        }
+    };
+    let (is, was) = (Ns(*is_ns), Ns(*was_ns));
+    let message =
+        format!("{route} has become slower: {is} on average {now}, {was} {then} (+{percent:.0} %)");
+    LogEvent { value: Some(route.clone()), ..LogEvent::warning(LogKind::Drift, message) }
 }

@@ -115,15 +115,13 @@ impl RouteHistory {
     ///
     /// If it cannot be read.
     pub fn versions(dir: impl AsRef<Path>) -> io::Result<Vec<String>> {
-        let mut versions = Vec::new();
-        let mut known: Vec<TypicalFile> = Vec::new();
+        let mut versions: Vec<String> = Vec::new();
         for file in TypicalFile::list(dir.as_ref())? {
-            if known.iter().any(|known| known.version == file.version) {
-                continue;
+            if !versions.iter().any(|version| file.is_of_version(version))
+                && let Ok(hour) = HourFile::read(&file.path)
+            {
+                versions.push(hour.version);
             }
-            let Ok(hour) = HourFile::read(&file.path) else { continue };
-            versions.push(hour.version);
-            known.push(file);
         }
         versions.retain(|version| !version.is_empty());
         Ok(versions)
@@ -147,11 +145,8 @@ impl RouteHistory {
     /// Compares the mean span of each route that both have with that of `before`, in the order of names. Each comparison
     /// has as many [`references`](Comparison::references) as `before` has of the route.
     pub fn compare(&self, before: &Self) -> Vec<(String, Comparison)> {
-        let both = self
-            .routes
-            .keys()
-            .filter_map(|route| Some((route.clone(), self.compare_route(before, route)?)));
-        both.collect()
+        let compared = |route: &String| Some((route.clone(), self.compare_route(before, route)?));
+        self.routes.keys().filter_map(compared).collect()
     }
 
     /// Compares the mean span of one route with that of `before`. `None` unless both have the route.

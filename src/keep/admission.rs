@@ -150,8 +150,7 @@ impl ProfileAdmission {
     /// Returns false if the span is not even reported.
     pub(crate) fn keep(&self, span: &mut KeptSpan, name: u64, new_id: Option<ProfileId>) -> bool {
         let now_ns = self.now_ns();
-        let mut state = self.state.lock();
-        let state = &mut *state;
+        let state = &mut *self.state.lock();
         if let Some(earlier) = state.earlier.get(&span.key) {
             span.earlier.clone_from(earlier);
         }
@@ -165,49 +164,46 @@ impl ProfileAdmission {
             None if groups.len() >= MAX_GROUPS => Some(NoProfile::ExporterBusy),
             _ => None,
         };
-        let linked_inside = open.and_then(|group| group.linked_inside.get(&span.key));
-        let links_here = span.link.to.is_some()
-            && span.samples.on_cpu > linked_inside.copied().unwrap_or_default();
-        let open = open.map(|group| group.id);
         if let Some(full) = full {
             span.profile = Err(full);
             return false;
         }
+        let linked_inside = open.and_then(|group| group.linked_inside.get(&span.key));
+        let links_here = span.link.to.is_some()
+            && span.samples.on_cpu > linked_inside.copied().unwrap_or_default();
+        let (is_open, open_id) = (open.is_some(), open.and_then(|group| group.id));
         let of = (span.rule, name);
         let mut take = |what| state.limits.take(of, what, now_ns);
         let is_forced = span.facts.reasons.contains(Reason::Forced);
         let mut reservation = None;
-        span.profile = match open.flatten() {
+        span.profile = match open_id {
             // The caller has already set the reason.
             _ if span.samples.total() == 0 => span.profile.and(Err(NoProfile::NoSamples)),
             Some(id) => Ok(id),
             None => {
-                let take_token = || is_forced || take(Limited::Profile);
-                self.reserve(take_token, new_id).map(|(id, new)| {
+                self.reserve(|| is_forced || take(Limited::Profile), new_id).map(|(id, new)| {
                     reservation = Some(new);
                     id
                 })
             }
         };
         span.link.has_on_cpu = span.profile.is_ok() && (span.link.has_on_cpu || links_here);
-        let is_open = open.is_some();
-        let is_due = is_open || span.profile.is_ok() || is_forced;
-        let is_due = is_due || take(Limited::Report);
-        if is_due {
-            let new = || ProfileGroup::new(span.root, now_ns);
-            let group = groups.entry(span.root).or_insert_with(new);
-            group.id = group.id.or(span.profile.ok());
-            group.reservation = group.reservation.take().or(reservation);
-            let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
-            for outside in span.link.outside.iter().filter(|_| is_linked) {
-                *group.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
-            }
-            group.kept.push(span.clone());
-            if span.facts.is_open {
-                state.earlier.entry(span.key).or_default().extend(span.profile);
-            }
+        if !is_open && span.profile.is_err() && !is_forced && !take(Limited::Report) {
+            return false;
         }
-        is_due
+        let new = || ProfileGroup::new(span.root, now_ns);
+        let group = groups.entry(span.root).or_insert_with(new);
+        group.id = group.id.or(span.profile.ok());
+        group.reservation = group.reservation.take().or(reservation);
+        let is_linked = span.link.has_on_cpu && span.link.ids.is_some();
+        for outside in span.link.outside.iter().filter(|_| is_linked) {
+            *group.linked_inside.entry(*outside).or_default() += span.samples.on_cpu;
+        }
+        group.kept.push(span.clone());
+        if span.facts.is_open {
+            state.earlier.entry(span.key).or_default().extend(span.profile);
+        }
+        true
     }
 
     fn reserve(
@@ -253,8 +249,7 @@ impl ProfileAdmission {
 
     /// Takes the groups of spans that were kept while open. Each is exported at once.
     pub(crate) fn take_snapshots(&self) -> Vec<ProfileGroup> {
-        let snapshots = std::mem::take(&mut self.state.lock().snapshots);
-        snapshots.into_values().collect()
+        std::mem::take(&mut self.state.lock().snapshots).into_values().collect()
     }
 
     /// Whether spans of that root were kept and are not yet exported.

@@ -1,7 +1,6 @@
 //! Maps a callsite to the plan of its rule, without a lock.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -83,19 +82,13 @@ struct Known {
 #[derive(Debug, Default)]
 struct Compiled {
     rules: HashMap<u64, Arc<CompiledRule>>,
-    /// By a hash of a callsite and the ids of the rules that may decide for it.
-    groups: HashMap<u64, Group>,
+    /// The number of the initial plan, by a hash of a callsite and the ids of the rules that may decide for it.
+    initial: HashMap<u64, u64>,
     /// By the rule's id and the span's name, of rules with a percentile.
     histograms: HashMap<(u64, &'static str), Arc<WallHistograms>>,
     /// How many plans there are. Each has a number, which is not reused.
     plans: u64,
     bytes: usize,
-}
-
-#[derive(Clone, Debug)]
-struct Group {
-    initial: u64,
-    numbers: Range<u64>,
 }
 
 /// What compiled rules take, about. Beyond that, only rule sets can be put in force that were before.
@@ -171,23 +164,17 @@ impl Callsites {
 
     #[inline(always)]
     fn site(&self, metadata: &'static Metadata<'static>) -> Option<&Site> {
-        let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
-        loop {
-            let site = chain.get_or_init(|| {
-                let _uncounted = SuspendCounting::begin();
-                Box::new(Site {
-                    metadata,
-                    decided: AtomicU64::new(UNDECIDED),
-                    next: Chain::new(),
-                    is_only_ours: AtomicBool::new(false),
-                    is_declined: AtomicBool::new(false),
-                })
-            });
-            if std::ptr::eq(site.metadata, metadata) {
-                return Some(site);
-            }
-            chain = &site.next;
-        }
+        let new = || {
+            let _uncounted = SuspendCounting::begin();
+            Box::new(Site {
+                metadata,
+                decided: AtomicU64::new(UNDECIDED),
+                next: Chain::new(),
+                is_only_ours: AtomicBool::new(false),
+                is_declined: AtomicBool::new(false),
+            })
+        };
+        self.find_site(metadata, |chain| Some(chain.get_or_init(new).as_ref()))
     }
 
     /// Whether spans of that callsite may be profiled, or its events may make a span fail. What is neither a span nor an
@@ -224,7 +211,7 @@ impl Callsites {
             return metadata.is_span() && self.find(metadata).is_some();
         }
         let known = self.known.lock();
-        metadata.is_span() && candidates(metadata, &known.rules).iter().any(|one| one.keeps())
+        metadata.is_span() && candidates(metadata, &known.rules).iter().any(Candidate::keeps)
     }
 
     /// Whether spans of that callsite are profiled only if another layer wants them: rules name neither them nor their level.
@@ -259,11 +246,8 @@ impl Callsites {
 
     /// The callsites that are declined for that reason, and rules under which the first one is not.
     pub(crate) fn declined(&self) -> (Vec<&'static Metadata<'static>>, String) {
-        let declined: Vec<_> = self
-            .all_sites()
-            .filter(|site| site.is_declined.load(Ordering::Relaxed))
-            .map(|site| site.metadata)
-            .collect();
+        let declined = self.all_sites().filter(|site| site.is_declined.load(Ordering::Relaxed));
+        let declined: Vec<_> = declined.map(|site| site.metadata).collect();
         let known = self.known.lock();
         let for_all = known.rules.iter().rfind(|rule| rule.names_nothing());
         let named = declined.first().zip(for_all).map(|(metadata, rule)| {
@@ -286,21 +270,26 @@ impl Callsites {
 
     #[inline]
     fn known_site(&self, metadata: &Metadata<'_>) -> Option<&Site> {
-        let mut chain = self.chain(std::ptr::from_ref(metadata).addr())?;
+        self.find_site(metadata, |chain| chain.get().map(Box::as_ref))
+    }
+
+    #[inline(always)]
+    fn find_site<'a>(
+        &'a self,
+        metadata: &Metadata<'_>,
+        first: impl Fn(&'a Chain) -> Option<&'a Site>,
+    ) -> Option<&'a Site> {
+        let address = std::ptr::from_ref(metadata).addr();
+        // Metadata are statics of some hundred bytes, so the lowest bits of the address carry little information.
+        let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
+        let mut chain = self.sites.get(hash % CHAINS)?;
         loop {
-            let site = chain.get()?;
+            let site = first(chain)?;
             if std::ptr::addr_eq(site.metadata, metadata) {
                 return Some(site);
             }
             chain = &site.next;
         }
-    }
-
-    #[inline(always)]
-    fn chain(&self, address: usize) -> Option<&Chain> {
-        // Metadata are statics of some hundred bytes, so the lowest bits of the address carry little information.
-        let hash = (address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15_u64 as usize) >> 20;
-        self.sites.get(hash % CHAINS)
     }
 
     #[inline(always)]
@@ -389,9 +378,9 @@ impl Callsites {
         route: impl FnOnce() -> Option<u64>,
         wall_ns: u64,
     ) -> bool {
-        callsite.histograms.as_ref().is_some_and(|histograms| {
-            histograms.add(route(), wall_ns, nanoseconds(self.started.elapsed()))
-        })
+        let now_ns = || nanoseconds(self.started.elapsed());
+        let histograms = callsite.histograms.as_ref();
+        histograms.is_some_and(|histograms| histograms.add(route(), wall_ns, now_ns()))
     }
 
     #[cold]
@@ -413,43 +402,34 @@ impl Callsites {
         }
         let ids: Vec<_> = candidates.iter().map(|one| one.id).collect();
         let group = hash_of((std::ptr::from_ref(metadata).addr(), ids));
-        let Group { initial, numbers } = match compiled.groups.get(&group) {
-            Some(known) => known.clone(),
-            None => {
-                let new = self.new_group(metadata, &candidates, compiled);
-                compiled.groups.insert(group, new.clone());
-                new
-            }
-        };
-        numbers.filter_map(|number| self.get(number)).for_each(|one| self.plans.lower_limits(one));
+        if let Some(initial) = compiled.initial.get(&group) {
+            return Some(*initial);
+        }
+        let initial = self.new_plans(metadata, &candidates, compiled);
+        compiled.initial.insert(group, initial);
         Some(initial)
     }
 
-    fn new_group(
+    fn new_plans(
         &self,
         metadata: &'static Metadata<'static>,
         candidates: &[Candidate<'_>],
         compiled: &mut Compiled,
-    ) -> Group {
-        let (sure, by_values) = match candidates.split_last() {
-            Some((last, rest)) if !last.rule.needs_values() => (Some(last), rest),
-            _ => (None, candidates),
-        };
+    ) -> u64 {
         let first = FIRST_NUMBER + compiled.plans;
         let known_rules = compiled.rules.len();
-        let mut planned = Vec::new();
-        let mut number = |candidate| {
-            planned.push(candidate);
-            compiled.plans += 1;
-            FIRST_NUMBER + compiled.plans - 1
-        };
-        let tests: Vec<_> = by_values
+        let mut numbers = first..;
+        let planned: Vec<_> = candidates
             .iter()
-            .map(|one| (one.rule, Some(one).filter(|one| one.keeps()).map(|one| number(Some(one)))))
+            .map(|one| (one, if one.keeps() { numbers.next() } else { None }))
             .collect();
-        let otherwise = sure.filter(|one| one.keeps()).map(|sure| number(Some(sure)));
+        let (by_values, sure): (Vec<_>, Vec<_>) =
+            planned.iter().partition(|(one, _)| one.rule.needs_values());
+        let tests: Vec<_> =
+            by_values.into_iter().map(|(one, number)| (one.rule, *number)).collect();
+        let otherwise = sure.first().and_then(|(_, number)| *number);
         // Also needed if a value can mean `off`.
-        let waiting = (!tests.is_empty()).then(|| number(None));
+        let waiting = if tests.is_empty() { None } else { numbers.next() };
         let fields = waiting.map(|waiting| {
             let fields = FieldRules::new(metadata, &tests, otherwise, waiting);
             Counters::add(&self.counters.rules.skipped, fields.left_out);
@@ -459,11 +439,17 @@ impl Callsites {
         let values = if fields.is_some() { HAS_FIELDS } else { 0 };
         let shown_fields = self.shown_fields.of(metadata);
         let shown = if shown_fields == 0 { 0 } else { SHOWS_FIELDS };
-        for (number, candidate) in (first..).zip(planned) {
-            let keep = candidate.map_or(Keep::NEVER, Candidate::keep);
-            let id = candidate.map_or(0, |candidate| candidate.id);
+        let keeping =
+            planned.iter().filter_map(|(one, number)| Some(((*number)?, one.id, one.keep())));
+        for (number, id, keep) in keeping.chain(waiting.map(|number| (number, 0, Keep::NEVER))) {
             let rule = compiled.rules.entry(id);
             let rule = rule.or_insert_with(|| Arc::new(CompiledRule::new(id, boxed(keep))));
+            let histograms = keep.percentile().map(|percentile| {
+                let new =
+                    || WallHistograms::new(percentile, &self.histogram_counts, &self.counters);
+                let known = compiled.histograms.entry((id, metadata.name()));
+                Arc::clone(known.or_insert_with(|| Arc::new(new())))
+            });
             let plan = plan(keep, self.settings);
             self.plans.insert(Callsite {
                 plan: Plan { number, flags: plan.flags | status | values | shown, ..plan },
@@ -471,26 +457,16 @@ impl Callsites {
                 shown_fields,
                 rule: Arc::clone(rule),
                 fields: fields.clone(),
-                histograms: self.histograms((id, metadata.name()), keep, &mut compiled.histograms),
+                histograms,
             });
         }
-        let plans = (FIRST_NUMBER + compiled.plans - first) as usize;
+        let plans = numbers.start - first;
         let rules = compiled.rules.len() - known_rules;
-        compiled.bytes += plans * PLAN_BYTES + rules * RULE_BYTES + tests.len() * TEST_BYTES;
+        compiled.plans += plans;
+        compiled.bytes +=
+            plans as usize * PLAN_BYTES + rules * RULE_BYTES + tests.len() * TEST_BYTES;
         // One of both is there, since one of the rules keeps spans.
-        let initial = otherwise.or(waiting).unwrap_or(UNMATCHED);
-        Group { initial, numbers: first..FIRST_NUMBER + compiled.plans }
-    }
-
-    fn histograms(
-        &self,
-        key: (u64, &'static str),
-        keep: &Keep,
-        known: &mut HashMap<(u64, &'static str), Arc<WallHistograms>>,
-    ) -> Option<Arc<WallHistograms>> {
-        let percentile = keep.percentile()?;
-        let new = || WallHistograms::new(percentile, &self.histogram_counts, &self.counters);
-        Some(Arc::clone(known.entry(key).or_insert_with(|| Arc::new(new()))))
+        otherwise.or(waiting).unwrap_or(UNMATCHED)
     }
 }
 

@@ -17,17 +17,16 @@ pub(super) struct Candidate<'a> {
     pub(super) rule: &'a Rule,
     /// Equal rules have the same.
     pub(super) id: u64,
-    is_admitted: bool,
+    keep: &'a Keep,
     stated: Option<Box<Keep>>,
 }
 
+/// The rule of a callsite that states its own `Keep`.
+static ANY: Rule = Rule::for_all(Keep::never());
+
 impl Candidate<'_> {
     pub(super) fn keep(&self) -> &Keep {
-        match &self.stated {
-            Some(stated) => stated,
-            None if self.is_admitted => &self.rule.keep,
-            None => Keep::NEVER,
-        }
+        self.stated.as_deref().unwrap_or(self.keep)
     }
 
     pub(super) fn keeps(&self) -> bool {
@@ -37,11 +36,9 @@ impl Candidate<'_> {
 
 /// The rules that may decide for spans of a callsite, the most specific first.
 pub(super) fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<Candidate<'a>> {
-    let new = |rule: &'a Rule| Candidate {
-        rule,
-        id: hash_of(rule),
-        is_admitted: rule.admits(metadata),
-        stated: None,
+    let new = |rule: &'a Rule| {
+        let keep = if rule.admits(metadata) { &rule.keep } else { Keep::NEVER };
+        Candidate { rule, id: hash_of(rule), keep, stated: None }
     };
     let mut candidates: Vec<_> = rules.candidates(metadata).into_iter().map(new).collect();
     let decides = |last: &Candidate<'_>| !last.rule.needs_values();
@@ -54,12 +51,7 @@ pub(super) fn candidates<'a>(metadata: &Metadata<'_>, rules: &'a Rules) -> Vec<C
     if let Some(stated) = is_enabled.then(|| stated_by(metadata)).flatten() {
         candidates.pop_if(|last| decides(last));
         let id = hash_of(std::ptr::from_ref(metadata).addr());
-        candidates.push(Candidate {
-            rule: Rule::any(),
-            id,
-            is_admitted: true,
-            stated: Some(stated),
-        });
+        candidates.push(Candidate { rule: &ANY, id, keep: Keep::NEVER, stated: Some(stated) });
     }
     candidates
 }

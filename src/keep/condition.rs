@@ -7,53 +7,42 @@ use std::time::Duration;
 use crate::facts::{Measure, Unit};
 use crate::text::ExactBytes;
 
-/// One condition for keeping a span. In the text form that `TRACING_PROFILING` takes:
-///
-/// | text | condition |
-/// |---|---|
-/// | `250ms` | [`Above`](Self::Above), of [`Measure::Wall`] |
-/// | `on_cpu>100ms`, `on_cpu>80%` and others | [`Above`](Self::Above), of a measure |
-/// | `error`, `error=self` | [`Error`](Self::Error), [`ErrorSelf`](Self::ErrorSelf) |
-/// | `p99>20ms`, `p99.9`  | [`Percentile`](Self::Percentile) |
-/// | `always` | [`Always`](Self::Always) |
-/// | `one_in=1000` | [`OneIn`](Self::OneIn) |
-/// | `hung>30s`, `hung=off` | [`Hung`](Self::Hung), [`NeverHung`](Self::NeverHung) |
-/// | `open>5min` | [`Open`](Self::Open) |
+/// One condition for keeping a span. Each begins with the text form that `TRACING_PROFILING` takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Condition {
-    /// The value of a measure is larger than a threshold. [`Measure`] says which measures have such a condition, and how it
-    /// is written. It is not met while the value is unknown.
+    /// `250ms`, of [`Measure::Wall`], and `on_cpu>100ms`, `on_cpu>80%` and others: the value of a measure is larger than a
+    /// threshold. [`Measure`] says which measures have such a condition, and its name. An unknown value does not meet it.
     Above(Measure, Threshold),
-    /// The span failed: an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to `ERROR`, or
-    /// a panic that unwinds through it. A span that is entered only while its thread already unwinds, for example by
-    /// the drop of a future, has not failed.
+    /// `error`: the span failed, by an `ERROR` event in it or in a span inside it, the field `otel.status_code` set to
+    /// `ERROR`, or a panic that unwinds through it. A span that is entered only while its thread already unwinds, for
+    /// example by the drop of a future, has not failed.
     Error,
-    /// Like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
+    /// `error=self`: like [`Error`](Self::Error), but failures in profiled spans inside it do not count.
     ErrorSelf,
-    /// The span took longer than this percentile of the spans with its name, route and rule in the last five to ten
-    /// minutes, and longer than `floor`. The condition takes effect once enough spans were counted that ten are
-    /// expected above the percentile, and not before 100 spans.
+    /// `p99>20ms`, `p99.9`: the span took longer than this percentile of the spans with its name, route and rule in the
+    /// last five to ten minutes, and longer than `floor`. The condition takes effect once enough spans were counted that
+    /// ten are expected above the percentile, and not before 100 spans.
     Percentile {
         /// In millionths: 990,000 for `p99`.
         millionths: u32,
         /// Spans shorter than this are not kept, however rare they are.
         floor: Duration,
     },
-    /// Every span.
+    /// `always`: every span.
     Always,
-    /// One in this number of spans, chosen at random, for example as a baseline for the slow ones.
+    /// `one_in=1000`: one in this number of spans, chosen at random, for example as a baseline for the slow ones.
     OneIn(NonZeroU32),
-    /// The span stays entered for longer than this without an exit. Its profile is then exported while it still hangs.
-    ///
-    /// One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
+    /// `hung>30s`: the span stays entered for longer than this without an exit. Its profile is then exported while it
+    /// still hangs. One of its threads must be sampled: with [`Source::None`](crate::Source::None) no hang is detected.
     ///
     /// Without this and [`NeverHung`](Self::NeverHung), the limit is ten times the shortest time in the other
     /// conditions, and at least 10 seconds. If they contain no time, there is no limit.
     Hung(Duration),
-    /// Never treat the span as hanging.
+    /// `hung=off`: never treat the span as hanging.
     NeverHung,
-    /// The span is open for longer than this, entered or not. Its profile up to then is exported while it is open.
+    /// `open>5min`: the span is open for longer than this, entered or not. Its profile up to then is exported while it is
+    /// open.
     Open(Duration),
 }
 
@@ -61,12 +50,11 @@ impl Condition {
     /// Whether it can be met: its measure has a condition, and its threshold is of the measure's unit.
     pub(crate) fn is_possible(self) -> bool {
         let Self::Above(measure, threshold) = self else { return true };
+        let is_time = measure.unit() == Unit::Nanoseconds;
         let is_of_unit = match threshold {
-            Threshold::Time(_) => measure.unit() == Unit::Nanoseconds,
-            Threshold::Percent(_) => {
-                measure.unit() == Unit::Nanoseconds && measure != Measure::Wall
-            }
-            Threshold::Number(_) => measure.unit() != Unit::Nanoseconds,
+            Threshold::Time(_) => is_time,
+            Threshold::Percent(_) => is_time && measure != Measure::Wall,
+            Threshold::Number(_) => !is_time,
         };
         is_of_unit && !measure.row().condition.is_empty()
     }
@@ -88,7 +76,8 @@ impl Condition {
     /// The wall time of the shortest span that can meet it, if it judges how long a span was or where its time went.
     fn shortest(self) -> Option<Duration> {
         match self {
-            Self::Above(_, threshold) => threshold.shortest(),
+            Self::Above(_, Threshold::Time(time)) => Some(time),
+            Self::Above(_, Threshold::Percent(_)) => Some(SHORTEST_FOR_SHARES),
             _ => None,
         }
     }
@@ -152,21 +141,13 @@ impl Threshold {
             Self::Number(number) => value > number,
         }
     }
-
-    /// The wall time of the shortest span that can exceed it, if that depends on its wall time.
-    const fn shortest(self) -> Option<Duration> {
-        match self {
-            Self::Time(time) => Some(time),
-            Self::Percent(_) => Some(SHORTEST_FOR_SHARES),
-            Self::Number(_) => None,
-        }
-    }
 }
 
 /// When to keep a span that a rule matches: if any of its conditions is met.
 ///
 /// `Display` prints the text form that can be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Keep([Option<Condition>; SLOTS]);
 
 /// The conditions that a [`Keep`] can have: of each measure a share and another threshold, and one of each other kind.
@@ -201,13 +182,11 @@ impl Keep {
     }
 
     /// Also keep a span if it took longer than `latency`. If called several times, the shortest latency applies.
-    #[must_use]
     pub const fn or_slower_than(self, latency: Duration) -> Self {
         self.or(Condition::Above(Measure::Wall, Threshold::Time(latency)))
     }
 
     /// Also keep a span if it failed; see [`Condition::Error`].
-    #[must_use]
     pub const fn or_failed(self) -> Self {
         self.or(Condition::Error)
     }
@@ -215,7 +194,6 @@ impl Keep {
     /// Also keep a span if this condition is met. Of two conditions of the same kind, the one that keeps more spans
     /// applies. For [`Percentile`](Condition::Percentile), and for [`Hung`](Condition::Hung) and
     /// [`NeverHung`](Condition::NeverHung), the last one applies.
-    #[must_use]
     pub const fn or(mut self, condition: Condition) -> Self {
         self.add(condition);
         self
@@ -328,23 +306,19 @@ impl fmt::Debug for Keep {
 impl fmt::Display for Threshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Time(time) => write!(f, "{}", Time(*time)),
+            Self::Time(time) => f.write_str(&without_blanks(*time)),
             Self::Percent(percent) => write!(f, "{percent}%"),
             Self::Number(number) => write!(f, "{number}"),
         }
     }
 }
 
-/// A duration without blanks, as in rules.
-struct Time(Duration);
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Little stack: a span can close on a small one.
-        let mut text = humantime::format_duration(self.0).to_string();
-        text.retain(|character| character != ' ');
-        f.write_str(&text)
-    }
+/// A duration, as in rules.
+fn without_blanks(time: Duration) -> String {
+    // Little stack: a span can close on a small one.
+    let mut text = humantime::format_duration(time).to_string();
+    text.retain(|character| character != ' ');
+    text
 }
 
 impl fmt::Display for Condition {
@@ -359,13 +333,13 @@ impl fmt::Display for Condition {
             Self::ErrorSelf => f.write_str("error=self"),
             Self::Percentile { millionths, floor } => {
                 write!(f, "p{}", f64::from(*millionths) / 10_000.0)?;
-                if floor.is_zero() { Ok(()) } else { write!(f, ">{}", Time(*floor)) }
+                if floor.is_zero() { Ok(()) } else { write!(f, ">{}", without_blanks(*floor)) }
             }
             Self::Always => f.write_str("always"),
             Self::OneIn(number) => write!(f, "one_in={number}"),
-            Self::Hung(limit) => write!(f, "hung>{}", Time(*limit)),
+            Self::Hung(limit) => write!(f, "hung>{}", without_blanks(*limit)),
             Self::NeverHung => f.write_str("hung=off"),
-            Self::Open(limit) => write!(f, "open>{}", Time(*limit)),
+            Self::Open(limit) => write!(f, "open>{}", without_blanks(*limit)),
         }
     }
 }
@@ -376,10 +350,7 @@ impl fmt::Display for Keep {
             return f.write_str("off");
         }
         for (number, condition) in self.conditions().enumerate() {
-            if number > 0 {
-                f.write_str("|")?;
-            }
-            write!(f, "{condition}")?;
+            write!(f, "{}{condition}", if number == 0 { "" } else { "|" })?;
         }
         Ok(())
     }

@@ -204,16 +204,13 @@ fn conditions(input: &mut &str) -> ModalResult<KeptUpTo> {
 }
 
 fn part(input: &mut &str) -> ModalResult<KeptUpTo> {
+    let level = alpha1.parse_to().context(expect(LEVEL));
     let level = preceded(("level", multispace0, "<=", multispace0), cut_err(level));
     alt((
-        level.map(|level| (Keep::never(), Some(level))),
+        level.map(|level: Level| (Keep::never(), Some(level))),
         condition.map(|condition| (Keep::when(condition), None)),
     ))
     .parse_next(input)
-}
-
-fn level(input: &mut &str) -> ModalResult<Level> {
-    alpha1.parse_to().context(expect(LEVEL)).parse_next(input)
 }
 
 fn condition(input: &mut &str) -> ModalResult<Condition> {
@@ -240,11 +237,11 @@ fn above_threshold(input: &mut &str) -> ModalResult<Condition> {
     let mut measure = terminated(name.verify_map(judged), (multispace0, '>', multispace0));
     let measure: Measure = measure.parse_next(input)?;
     let threshold = match measure.unit() {
-        Unit::Nanoseconds => amount,
-        Unit::Bytes => size,
-        Unit::Count => count_above,
+        Unit::Nanoseconds => cut_err(amount.context(expect(AMOUNT))).parse_next(input),
+        Unit::Bytes => cut_err(size.context(expect(SIZE))).parse_next(input),
+        Unit::Count => cut_err(count_above.context(expect(COUNT))).parse_next(input),
     };
-    Ok(Condition::Above(measure, threshold(input)?))
+    Ok(Condition::Above(measure, threshold?))
 }
 
 fn equals<'a>() -> impl Parser<&'a str, (), ErrMode<ContextError>> {
@@ -261,22 +258,20 @@ fn limit(input: &mut &str) -> ModalResult<Duration> {
 
 fn amount(input: &mut &str) -> ModalResult<Threshold> {
     let percent = terminated(digit1, '%').parse_to().verify(|percent| *percent <= 100);
-    let percent = percent.map(Threshold::Percent);
-    let amount = alt((percent, duration.map(Threshold::Time)));
-    cut_err(amount.context(expect(AMOUNT))).parse_next(input)
+    alt((percent.map(Threshold::Percent), duration.map(Threshold::Time))).parse_next(input)
 }
 
 fn size(input: &mut &str) -> ModalResult<Threshold> {
-    let unit = take_while(0.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
-    let text = (digit1, multispace0, unit).take();
-    let size = text.verify_map(bytes).map(Threshold::Number);
-    cut_err(size.context(expect(SIZE))).parse_next(input)
+    let text = (digit1, multispace0, take_while(0.., is_of_number)).take();
+    text.verify_map(bytes).map(Threshold::Number).parse_next(input)
 }
 
 fn count_above(input: &mut &str) -> ModalResult<Threshold> {
-    let text = take_while(1.., |c: char| c.is_alphanumeric() || c == '.' || c == '%');
-    let count = text.parse_to().map(Threshold::Number);
-    cut_err(count.context(expect(COUNT))).parse_next(input)
+    take_while(1.., is_of_number).parse_to().map(Threshold::Number).parse_next(input)
+}
+
+fn is_of_number(c: char) -> bool {
+    c.is_alphanumeric() || c == '.' || c == '%'
 }
 
 fn percentile(input: &mut &str) -> ModalResult<Condition> {

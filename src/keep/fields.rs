@@ -60,26 +60,21 @@ impl FieldRules {
         for field in &rule.fields {
             let Some(value) = &field.value else { continue };
             let field = metadata.fields().field(field.name.as_str())?;
-            // At most 64 values are compared.
             let is_same = |test: &Test| test.field == field && test.value == *value;
-            let bit = match self.tests.iter().position(is_same) {
-                Some(bit) => bit,
-                None if self.tests.len() >= u64::BITS as usize => return None,
-                None => {
-                    self.tests.push(Test { field, value: value.clone() });
-                    self.tests.len() - 1
-                }
-            };
+            let known = self.tests.iter().position(is_same);
+            let bit = known.unwrap_or(self.tests.len());
+            // At most 64 values are compared.
             wanted |= 1_u64.checked_shl(u32::try_from(bit).ok()?)?;
+            if known.is_none() {
+                self.tests.push(Test { field, value: value.clone() });
+            }
         }
         Some(wanted)
     }
 
     /// Selects the plan for a new span. `None` if no rule keeps it, whatever values are recorded later.
     pub(crate) fn choose(&self, record: impl FnOnce(&mut dyn Visit)) -> Option<Choice> {
-        let mut matcher = ValueMatcher { tests: &self.tests, bits: 0, seen: 0 };
-        record(&mut matcher);
-        let ValueMatcher { bits, seen, .. } = matcher;
+        let ValueMatcher { bits, seen, .. } = self.compare(0, record);
         let number = self.number(bits).or_else(|| {
             let must_be_judged = |(wanted, number): &(u64, Option<u64>)| {
                 number.is_some() && wanted & !bits & seen == 0
@@ -91,10 +86,14 @@ impl FieldRules {
 
     /// Selects the plan anew for a span whose state is `bits` when more values are recorded.
     pub(crate) fn choose_again(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> Choice {
+        let ValueMatcher { bits, .. } = self.compare(bits, record);
+        Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
+    }
+
+    fn compare(&self, bits: u64, record: impl FnOnce(&mut dyn Visit)) -> ValueMatcher<'_> {
         let mut matcher = ValueMatcher { tests: &self.tests, bits, seen: 0 };
         record(&mut matcher);
-        let bits = matcher.bits;
-        Choice { number: self.number(bits).unwrap_or(self.waiting), bits }
+        matcher
     }
 
     fn number(&self, bits: u64) -> Option<u64> {

@@ -1,8 +1,7 @@
 //! The first errors that were logged in spans which failed lately.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::fmt::{self, Debug, Write};
-use std::mem;
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ pub(crate) struct LoggedError {
 type Panicked = ((Arc<str>, u32), String, Instant);
 
 thread_local! {
-    static LAST_PANIC: RefCell<Option<Panicked>> = const { RefCell::new(None) };
+    static LAST_PANIC: Cell<Option<Panicked>> = const { Cell::new(None) };
 }
 
 /// From now on, it is known where threads panic. The hook before this one runs, too.
@@ -51,21 +50,16 @@ fn note_panic(panicked: &PanicHookInfo<'_>) {
     let _uncounted = SuspendCounting::begin();
     let payload = panicked.payload();
     let said = payload.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| payload.downcast_ref().copied()).filter(|said| !said.is_empty());
+    let said = said.or_else(|| payload.downcast_ref().copied());
     let place = panicked.location().map(|place| (place.file().into(), place.line()));
-    let said = said.filter(|said| said.len() >= MIN_SAID);
-    let panicked = place
-        .zip(said)
-        .map(|(place, said)| (place, said.chars().take(MAX_CHARS).collect(), Instant::now()));
-    swap_panic(panicked);
+    let panicked = place.zip(said.filter(|said| said.len() >= MIN_SAID));
+    let beginning = |said: &str| said.chars().take(MAX_CHARS).collect();
+    swap_panic(panicked.map(|(place, said)| (place, beginning(said), Instant::now())));
 }
 
 /// Exchanges what is known of the last panic of this thread.
 fn swap_panic(panicked: Option<Panicked>) -> Option<Panicked> {
-    let swap = |last: &RefCell<_>| {
-        last.try_borrow_mut().ok().map(|mut it| mem::replace(&mut *it, panicked))
-    };
-    LAST_PANIC.try_with(swap).ok().flatten().flatten()
+    LAST_PANIC.try_with(|last| last.replace(panicked)).ok().flatten()
 }
 
 /// What is known of spans that failed or were answered lately, at places that their keys decide. Of spans at one place, the
@@ -96,8 +90,7 @@ impl<T: Clone> BySpan<T> {
     /// reads or writes there. Returns whether this one is known now.
     pub(crate) fn add(&self, span: SpanKey, error: impl FnOnce() -> T) -> bool {
         let place = || self.0.get(of_key(span)).and_then(Mutex::try_lock);
-        let is_known = |place: &Known<T>| place.as_ref().is_some_and(|(of, _)| *of == span);
-        if place().is_none_or(|place| is_known(&place)) {
+        if place().is_none_or(|place| matches!(&*place, Some((of, _)) if *of == span)) {
             return false;
         }
         let error = error();

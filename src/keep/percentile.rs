@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
@@ -24,10 +24,11 @@ pub(super) struct WallHistograms {
     counters: Arc<Counters>,
 }
 
+/// The histograms of a layer. Each has another value of these.
 #[derive(Debug, Default)]
 pub(super) struct HistogramCounts {
-    names: AtomicUsize,
-    routes: AtomicUsize,
+    names: Arc<()>,
+    routes: Arc<()>,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +63,7 @@ struct WallHistogram {
     limit_ns: Option<u64>,
     /// Spans until the limit is computed again.
     until_next: u32,
+    _place: Arc<()>,
 }
 
 const WINDOW_NS: u64 = 5 * 60 * 1_000_000_000;
@@ -97,10 +99,7 @@ impl WallHistograms {
 
     /// Frees the memory, because the rule is no longer in force: no span is rare any more.
     pub(super) fn forget(&self) {
-        let mut known = self.known.lock();
-        self.counts.names.fetch_sub(usize::from(known.all.is_some()), Ordering::Relaxed);
-        self.counts.routes.fetch_sub(known.by_route.len(), Ordering::Relaxed);
-        *known = Known { is_off: true, ..Known::default() };
+        *self.known.lock() = Known { is_off: true, ..Known::default() };
     }
 
     /// The rule is in force, and begins with new histograms if it was not.
@@ -116,7 +115,12 @@ impl WallHistograms {
             return false;
         }
         let mut known = known.unwrap_or_else(|| self.known.lock());
-        let Some(all) = self.all(&mut known, now_ns) else { return false };
+        if known.all.is_none() && !known.is_off {
+            known.all = WallHistogram::new(now_ns, &self.counts.names);
+            known.is_off = known.all.is_none();
+            Counters::add(&self.counters.rules.percentiles_dropped, known.is_off.into());
+        }
+        let Some(all) = &mut known.all else { return false };
         let limit_ns = all.add(wall_ns, now_ns, self.percentile);
         let of_route = route.and_then(|route| {
             let histogram = self.of_route(&mut known, route, now_ns);
@@ -132,20 +136,6 @@ impl WallHistograms {
         wall_ns > limit_ns
     }
 
-    /// The histogram of all spans, if there is room for one. Without memory for histograms, no span is rare.
-    fn all<'a>(&self, known: &'a mut Known, now_ns: u64) -> Option<&'a mut WallHistogram> {
-        if known.all.is_none() && !known.is_off {
-            if self.counts.names.load(Ordering::Relaxed) >= MAX_HISTOGRAMS {
-                known.is_off = true;
-                Counters::add(&self.counters.rules.percentiles_dropped, 1);
-                return None;
-            }
-            known.all = Some(Box::new(WallHistogram::new(now_ns)?));
-            self.counts.names.fetch_add(1, Ordering::Relaxed);
-        }
-        known.all.as_deref_mut()
-    }
-
     /// The histogram of a route, if there is room for one. If there is none, routes with few spans make room once in a window.
     fn of_route<'a>(
         &self,
@@ -154,34 +144,30 @@ impl WallHistograms {
         now_ns: u64,
     ) -> Option<&'a mut WallHistogram> {
         if !known.by_route.contains_key(&route) {
-            let is_full = || self.counts.routes.load(Ordering::Relaxed) >= MAX_HISTOGRAMS;
-            if is_full() && known.swept_ns.is_none_or(|swept_ns| now_ns >= swept_ns + WINDOW_NS) {
-                let before = known.by_route.len();
+            let is_due = |swept_ns: u64| now_ns >= swept_ns + WINDOW_NS;
+            if is_full(&self.counts.routes) && known.swept_ns.is_none_or(is_due) {
                 known.by_route.retain(|_, histogram| histogram.is_warm(now_ns, self.percentile));
-                self.counts.routes.fetch_sub(before - known.by_route.len(), Ordering::Relaxed);
                 known.swept_ns = Some(now_ns);
             }
-            if is_full() {
-                return None;
-            }
-            known.by_route.insert(route, Box::new(WallHistogram::new(now_ns)?));
-            self.counts.routes.fetch_add(1, Ordering::Relaxed);
+            known.by_route.insert(route, WallHistogram::new(now_ns, &self.counts.routes)?);
         }
         known.by_route.get_mut(&route).map(Box::as_mut)
     }
 }
 
-impl Drop for WallHistograms {
-    fn drop(&mut self) {
-        self.forget();
-    }
+fn is_full(places: &Arc<()>) -> bool {
+    Arc::strong_count(places) > MAX_HISTOGRAMS
 }
 
 impl WallHistogram {
-    fn new(now_ns: u64) -> Option<Self> {
+    /// `None` if there are as many as there may be.
+    fn new(now_ns: u64, places: &Arc<()>) -> Option<Box<Self>> {
+        if is_full(places) {
+            return None;
+        }
         let histogram = || Histogram::new(DIGITS).ok();
-        let (filling, full) = (histogram()?, histogram()?);
-        Some(Self { filling, full, began_ns: now_ns, limit_ns: None, until_next: 0 })
+        let (filling, full, _place) = (histogram()?, histogram()?, Arc::clone(places));
+        Some(Self { filling, full, began_ns: now_ns, limit_ns: None, until_next: 0, _place }.into())
     }
 
     /// Adds a span that took `wall_ns`. Returns the percentile of the spans before it, if it is known.
@@ -236,6 +222,10 @@ mod tests {
         WallHistograms::new(millionths, &Arc::default(), &Arc::default())
     }
 
+    fn routes(counts: &HistogramCounts) -> usize {
+        Arc::strong_count(&counts.routes) - 1
+    }
+
     fn add_all(histograms: &WallHistograms, route: Option<u64>, now_ns: u64) -> usize {
         lengths().filter(|wall_ns| histograms.add(route, *wall_ns, now_ns)).count()
     }
@@ -274,9 +264,9 @@ mod tests {
         let is_rare = |route, ms| histograms.add(route, ms * MS, 0);
         assert_eq!([is_rare(get, 900), is_rare(get, 1_100)], [false, true]);
         assert_eq!([is_rare(put, 2), is_rare(None, 800)], [true, false]);
-        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), 2);
+        assert_eq!(routes(&histograms.counts), 2);
         histograms.forget();
-        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), 0);
+        assert_eq!(routes(&histograms.counts), 0);
         let holds_memory = || histograms.known.lock().all.is_some();
         assert!(!holds_memory() && !is_rare(get, 100_000) && !is_rare(None, 100_000));
         assert!(!holds_memory());
@@ -304,13 +294,13 @@ mod tests {
     #[test]
     fn spans_of_too_many_routes_are_compared_with_each_other() {
         let histograms = histograms(990_000);
-        let mut routes = 0..;
-        let mut add = |wall_ns| histograms.add(routes.next(), wall_ns, 0);
+        let mut numbers = 0..;
+        let mut add = |wall_ns| histograms.add(numbers.next(), wall_ns, 0);
         assert_eq!(lengths().filter(|wall_ns| add(*wall_ns)).count(), 0);
         let above = lengths().filter(|wall_ns| add(*wall_ns)).count();
         assert!((5..=10).contains(&above), "{above}");
         assert!(add(1_100 * MS));
-        assert_eq!(histograms.counts.routes.load(Ordering::Relaxed), MAX_HISTOGRAMS);
+        assert_eq!(routes(&histograms.counts), MAX_HISTOGRAMS);
         let shared = histograms.counters.rules.percentiles_shared.load(Ordering::Relaxed);
         assert_eq!(shared, 2_001 - 2 * MAX_HISTOGRAMS as u64);
     }
@@ -329,10 +319,10 @@ mod tests {
         late(WINDOW_NS);
         flood(WINDOW_NS);
         assert!(histograms.add(Some(2), 1_100 * MS, WINDOW_NS), "it has a place now");
-        assert!(histograms.counts.routes.load(Ordering::Relaxed) <= MAX_HISTOGRAMS);
+        assert!(routes(&histograms.counts) <= MAX_HISTOGRAMS);
         let counts = Arc::clone(&histograms.counts);
         drop(histograms);
-        assert_eq!(counts.routes.load(Ordering::Relaxed), 0);
+        assert_eq!(routes(&counts), 0);
     }
 
     #[test]

@@ -127,17 +127,15 @@ impl Plans {
     }
 
     pub(super) fn insert(&self, callsite: Callsite) {
-        let Some((block, len, at)) = self.place(callsite.plan.number) else { return };
-        let block = block.get_or_init(|| (0..len).map(|_| OnceLock::new()).collect());
-        _ = block.get(at).map(|place| place.set(callsite));
-    }
-
-    pub(super) fn lower_limits(&self, Callsite { plan, rule, .. }: &Callsite) {
+        let Callsite { plan, rule, .. } = &callsite;
         for limit_ns in rule.hung_ns.into_iter().chain(rule.open_ns) {
             self.least_limit_ns.fetch_min(limit_ns, Ordering::Relaxed);
         }
         if plan.sampling_delay > 0 && !rule.keep.is_never() {
             self.least_age.fetch_min(plan.sampling_delay, Ordering::Relaxed);
         }
+        let Some((block, len, at)) = self.place(plan.number) else { return };
+        let block = block.get_or_init(|| (0..len).map(|_| OnceLock::new()).collect());
+        _ = block.get(at).map(|place| place.set(callsite));
     }
 }

@@ -12,6 +12,7 @@ use crate::error::Error;
 
 /// Selects spans, and states when to keep them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Rule {
     pub(super) target: Option<String>,
     pub(super) span: Option<String>,
@@ -50,7 +51,6 @@ impl Rule {
     }
 
     /// Restricts the rule to spans with that name.
-    #[must_use]
     pub fn with_span(self, name: impl Into<String>) -> Self {
         Self { span: Some(name.into()), ..self }
     }
@@ -61,7 +61,6 @@ impl Rule {
     }
 
     /// Restricts the rule to spans with that field, whatever its value. Of several calls, a span must have all fields.
-    #[must_use]
     pub fn with_field(mut self, name: impl Into<String>) -> Self {
         self.fields.push(FieldMatch { name: name.into(), value: None });
         self
@@ -69,7 +68,6 @@ impl Rule {
 
     /// Restricts the rule to spans whose field has that value, set at creation or recorded later. Strings are compared
     /// as they are, floating-point numbers as numbers, and other values as `Debug` prints them.
-    #[must_use]
     pub fn with_field_value(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         let value = Some(WantedValue::Text(value.into()));
         self.fields.push(FieldMatch { name: name.into(), value });
@@ -103,23 +101,12 @@ impl Rule {
         Ok(self)
     }
 
-    /// The highest level of the spans that the rule enables and profiles: with `Level::INFO`, none of the levels `DEBUG`
-    /// and `TRACE`. In text, `shop=100ms|level<=info`. Without this, a rule for all spans profiles those up to
-    /// `DEBUG` that another layer enables; one for a target also enables them up to `INFO`, and one that selects spans by
-    /// name or field does both for all levels.
-    ///
-    /// Spans of a higher level that the rule matches are not profiled; they do not fall to a less specific rule.
-    ///
-    /// A rule above `INFO` raises the maximum level of `tracing` and `log`, which has [a
-    /// price](crate::guide::subscriber#what-it-enables).
-    #[must_use]
+    /// The highest level of the spans that the rule [enables](crate::guide::subscriber#what-it-enables) and profiles; in
+    /// text, `shop=100ms|level<=info`. Without this, a rule for all spans profiles those up to `DEBUG` that another layer
+    /// enables; one for a target also enables them up to `INFO`, and one that selects spans by name or field does both
+    /// for all levels. Spans of a higher level that the rule matches do not fall to a less specific rule.
     pub fn with_max_level(self, level: Level) -> Self {
         Self { max_level: Some(level), ..self }
-    }
-
-    pub(crate) fn any() -> &'static Self {
-        static ANY: Rule = Rule::for_all(Keep::never());
-        &ANY
     }
 
     pub(crate) fn is_for_all(&self) -> bool {
@@ -293,9 +280,7 @@ impl Rules {
             return LevelFilter::OFF;
         }
         let keeping = self.iter().filter(|rule| !rule.keep.is_never());
-        LevelFilter::from_level(
-            keeping.map(level).max().map_or(Level::INFO, |level| level.max(Level::INFO)),
-        )
+        keeping.map(level).chain([Level::INFO]).max().into()
     }
 
     /// Whether no span is ever kept: there are no rules, or there is `off` for all spans and nothing that keeps any.
@@ -313,10 +298,8 @@ impl fmt::Display for Rules {
         if self.0.is_empty() {
             return f.write_str("off");
         }
-        for (number, rule) in self.0.iter().enumerate() {
-            write!(f, "{}{rule}", if number == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        let rules: Vec<_> = self.iter().map(Rule::to_string).collect();
+        f.write_str(&rules.join(","))
     }
 }
 

@@ -36,10 +36,11 @@ fn has_path(field: &str) -> bool {
     matches!(field, "url.path" | "http.target" | "path" | "uri")
 }
 
-/// Of shown fields, those that name the route of a request, and not what tells those of a route apart.
-pub(crate) fn of_route<'a>(
+/// Of shown fields, those that name the route of a request, and not what tells those of a route apart: with the segments
+/// of the part of their values that does, without a query, and with `{}` for what may be an id.
+fn segments_of_route<'a>(
     fields: &'a [(&'static str, String)],
-) -> impl Iterator<Item = (&'static str, Segments<'a>)> {
+) -> impl Iterator<Item = (&'static str, impl Iterator<Item = &'a str>)> {
     let is_templated = fields.iter().any(|(field, _)| has_template(field));
     let names_route = move |field: &str| {
         let is_path = has_path(field);
@@ -47,28 +48,22 @@ pub(crate) fn of_route<'a>(
             || !is_path && (has_template(field) || DEFAULT_FIELDS.contains(&field))
     };
     let fields = fields.iter().filter(move |(field, _)| names_route(field));
-    fields.map(|(field, value)| (*field, Segments { value, is_path: has_path(field) }))
-}
-
-/// The part of such a field's value that names the route: without a query, and with `{}` for what may be an id.
-#[derive(Clone, Copy)]
-pub(crate) struct Segments<'a> {
-    value: &'a str,
-    is_path: bool,
-}
-
-impl<'a> Segments<'a> {
-    pub(crate) fn joined(self) -> String {
-        self.iter().collect::<Vec<_>>().join("/")
-    }
-
-    fn iter(self) -> impl Iterator<Item = &'a str> {
-        let path = self.value.trim_matches('"').split(['?', '#']).next().unwrap_or_default();
-        path.split('/').map(move |segment| match self.is_path && is_value(segment) {
+    fields.map(|(field, value)| {
+        let is_path = has_path(field);
+        let path = value.trim_matches('"').split(['?', '#']).next().unwrap_or_default();
+        let segments = path.split('/').map(move |segment| match is_path && is_value(segment) {
             true => "{}",
             false => segment,
-        })
-    }
+        });
+        (*field, segments)
+    })
+}
+
+/// The fields that name the route of a request.
+pub(crate) fn of_route(fields: &[(&'static str, String)]) -> Vec<(&'static str, String)> {
+    segments_of_route(fields)
+        .map(|(name, segments)| (name, segments.collect::<Vec<_>>().join("/")))
+        .collect()
 }
 
 /// Whether a segment of a path is a number, an id or long.
@@ -123,7 +118,15 @@ impl FieldValues {
     ) -> Self {
         let mut values = Self::default();
         record(&mut Recorder { shown, values: &mut values });
-        values.fold_methods(metadata);
+        // A client can invent the method of its request. As OpenTelemetry has it, an unknown one is `_OTHER`. The field
+        // `method` of other programs has other methods.
+        let is_of_tower_http = metadata.target().starts_with("tower_http::");
+        for (name, value) in &mut values.0 {
+            let is_method = *name == "http.request.method" || *name == "method" && is_of_tower_http;
+            if is_method && !METHODS.contains(&value.as_str()) {
+                "_OTHER".clone_into(value);
+            }
+        }
         values
     }
 
@@ -143,10 +146,10 @@ impl FieldValues {
     pub(crate) fn route_hash(&self) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         let mut is_any = false;
-        for (name, segments) in of_route(&self.0) {
+        for (name, segments) in segments_of_route(&self.0) {
             // The names are those of a callsite.
             hasher.write_usize(name.as_ptr().addr());
-            segments.iter().for_each(|segment| segment.hash(&mut hasher));
+            segments.for_each(|segment| segment.hash(&mut hasher));
             is_any = true;
         }
         is_any.then(|| hasher.finish())
@@ -163,9 +166,8 @@ impl FieldValues {
         }
     }
 
-    /// Returns the fields that name the route of a request.
     pub(crate) fn to_route(&self) -> Vec<(&'static str, String)> {
-        of_route(&self.0).map(|(name, segments)| (name, segments.joined())).collect()
+        of_route(&self.0)
     }
 
     pub(crate) fn into_vec(self) -> Vec<(&'static str, String)> {
@@ -178,18 +180,6 @@ impl FieldValues {
 
     pub(crate) fn map(self, change: impl Fn(&str) -> String) -> Self {
         Self(self.0.into_iter().map(|(name, value)| (name, change(&value))).collect())
-    }
-
-    /// A client can invent the method of its request. As OpenTelemetry has it, an unknown one is `_OTHER`.
-    fn fold_methods(&mut self, metadata: &Metadata<'_>) {
-        // The field `method` of other programs has other methods.
-        let is_of_tower_http = metadata.target().starts_with("tower_http::");
-        let is_method =
-            |name: &str| name == "http.request.method" || name == "method" && is_of_tower_http;
-        let methods = self.0.iter_mut().filter(|(name, _)| is_method(name));
-        methods
-            .filter(|(_, value)| !METHODS.contains(&value.as_str()))
-            .for_each(|(_, value)| "_OTHER".clone_into(value));
     }
 
     /// Adds what names a request and is `shown`, if these are of a request without a route.

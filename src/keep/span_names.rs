@@ -66,22 +66,21 @@ impl SpanNames {
 
     /// The number of an open span's route, shifted; 0 if it has none, or if there are too many.
     fn route_of(&self, id: RegistryId) -> u64 {
-        let route = self.values_of(id).to_route();
-        if route.is_empty() {
+        let fields = self.values_of(id).to_route();
+        if fields.is_empty() {
             return 0;
         }
-        let route = route.iter().map(|(field, value)| (*field, &**value));
-        let route: Arc<str> = name_with_fields("", route).into();
+        let fields = fields.iter().map(|(field, value)| (*field, &**value));
+        let route: Arc<str> = name_with_fields("", fields).into();
         let KnownRoutes { routes, numbers, .. } = &mut *self.known.lock();
-        if let Some(number) = numbers.get(&route) {
-            return number << PLAN_BITS;
-        }
         if routes.len() == MAX_ROUTES {
-            return 0;
+            return numbers.get(&route).map_or(0, |number| number << PLAN_BITS);
         }
-        routes.push(Arc::clone(&route));
-        numbers.insert(route, routes.len() as u64);
-        (routes.len() as u64) << PLAN_BITS
+        let number = numbers.entry(Arc::clone(&route)).or_insert_with(|| {
+            routes.push(route);
+            routes.len() as u64
+        });
+        *number << PLAN_BITS
     }
 
     /// A span closes in which a thread was for long, or that woke others: what it delayed may be read later.

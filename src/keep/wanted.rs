@@ -29,11 +29,10 @@ impl WantedValue {
     /// The meaning of a value without quotes, as in `EnvFilter`: numbers are compared as values, and other text is a
     /// pattern.
     pub(super) fn unquoted(text: &str) -> Result<Self, regex_lite::Error> {
-        let is_text = text.parse::<f64>().is_ok() || !text.contains(SPECIAL);
-        match is_text {
-            true => Ok(Self::Text(text.to_owned())),
-            false => ValuePattern::new(text).map(Self::Pattern),
+        if text.parse::<f64>().is_ok() || !text.contains(SPECIAL) {
+            return Ok(Self::Text(text.to_owned()));
         }
+        ValuePattern::new(text).map(Self::Pattern)
     }
 
     pub(super) fn as_str(&self) -> &str {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::keep::Kept;
 use crate::profile::ComparedSummary;
-use crate::references::CohortKey;
+use crate::references::cohort_of;
 use crate::report::kept_event::{headline, without_profile};
 
 const MOST: usize = 1_000;
@@ -49,7 +49,7 @@ impl Recent {
         );
         let new = RecentlyKept {
             id,
-            route: CohortKey::of(&first.facts).name(),
+            route: cohort_of(&first.facts),
             headline: headline(first, kept),
             no_profile: why.map(|why| without_profile(why, first)),
             kept: Kept {

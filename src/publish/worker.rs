@@ -70,7 +70,8 @@ impl SymbolsThread {
                     if let Some(profile) = self.symbolize(unnamed, usize::MAX) {
                         self.shared.references.add(&profile, &span.facts, weight, now_ns);
                     } else {
-                        self.shared.references.fail();
+                        // Reading symbols failed.
+                        Counters::add(&self.shared.counters.references.dropped_failed, 1);
                     }
                     let took_ns = passed(began_ns, sys::thread_cpu_ns());
                     let choice = &self.shared.references.choice;
@@ -174,7 +175,7 @@ impl SymbolsThread {
         let mut symbolized = symbolizer.symbolize(&profile, &modules, names, most_bytes);
         drop(profile);
         report::describe_symbolized(&mut symbolized);
-        let resource = self.shared.references.context().resource();
+        let resource = self.shared.references.context.resource();
         symbolized.profile.notes.extend(report::machine(resource));
         let Symbolized { profile, downsampled, .. } = symbolized;
         Counters::add(&self.shared.counters.samples.downsampled, downsampled as u64);

@@ -8,8 +8,8 @@
 //! **Limited**: references may take a part of the CPU time of the process. What one takes is measured. What the budget
 //! refuses is counted: a burst as none in the last ten minutes has too few references in its later part.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -78,19 +78,21 @@ impl CohortHash {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     at: Instant,
-    /// `None` if the system does not say.
-    used_ns: Option<u64>,
+    used_ns: u64,
 }
 
 impl Moment {
     pub(crate) fn now() -> Self {
-        Self { at: Instant::now(), used_ns: sys::process_cpu_ns() }
+        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let at = Instant::now();
+        // As if one CPU were busy, if the system does not say.
+        let passed_ns = || nanoseconds(at.saturating_duration_since(*FIRST));
+        Self { at, used_ns: sys::process_cpu_ns().unwrap_or_else(passed_ns) }
     }
 }
 
 #[derive(Debug)]
 struct ReferenceBudget {
-    began: Instant,
     cpu: CpuBudget,
     /// What a reference takes: the mean of the last ones.
     mean_ns: u64,
@@ -106,14 +108,6 @@ const FIRST_NS: u64 = 1_000_000;
 const IN_MEAN: u64 = 16;
 /// So that the probability is the same in bursts and between them.
 const LONG_CALM: Duration = Duration::from_secs(600);
-
-impl ReferenceBudget {
-    fn left_ns(&mut self, now: Moment) -> i64 {
-        // As if one CPU were busy.
-        let passed = || now.at.saturating_duration_since(self.began);
-        self.cpu.left_ns(now.used_ns.unwrap_or_else(|| nanoseconds(passed())))
-    }
-}
 
 /// A cohort has one of these places, by the first bits of its hash. Those that share one have the same probability.
 const PLACES_BITS: u32 = 10;
@@ -133,10 +127,9 @@ impl SpanChoice {
     pub(super) fn new(limits: ReferenceLimits, counters: Arc<Counters>, now: Moment) -> Self {
         let places = 0..1_u32 << PLACES_BITS;
         let cpu = CpuBudget::of_thousandths(u64::from(limits.cpu_thousandths), MAX_SAVED_NS);
-        let (began, calm_since) = (now.at, now.at);
-        let mut budget = ReferenceBudget { began, cpu, mean_ns: FIRST_NS, calm_since };
+        let mut budget = ReferenceBudget { cpu, mean_ns: FIRST_NS, calm_since: now.at };
         // A process that has just started is not typical.
-        let saved_ns = budget.left_ns(now).cast_unsigned();
+        let saved_ns = budget.cpu.left_ns(now.used_ns).cast_unsigned();
         budget.cpu.spend(saved_ns);
         let least_halvings = limits.least_halvings();
         Self {
@@ -170,40 +163,34 @@ impl SpanChoice {
     ) -> Option<u8> {
         let place = self.halvings.get((hash >> (u64::BITS - PLACES_BITS)) as usize)?;
         let halvings = place.load(Ordering::Relaxed);
-        let is_chosen = thrown >= u32::from(halvings);
-        (is_chosen && self.has_budget(place, halvings, now())).then_some(halvings)
-    }
-
-    fn has_budget(&self, place: &AtomicU8, halvings: u8, now: Moment) -> bool {
-        let counters = &self.counters.references;
+        if thrown < u32::from(halvings) {
+            return None;
+        }
+        let (counters, now) = (&self.counters.references, now());
+        self.relax(now);
         let mut budget = self.budget.lock();
-        self.double_after_calm(&mut budget, now);
-        let needed_ns = budget.mean_ns.cast_signed().min(MAX_SAVED_NS / 2);
-        let has_budget = self.limits.cpu_thousandths >= ALL_CPU || budget.left_ns(now) >= needed_ns;
-        if has_budget {
-            let mean_ns = budget.mean_ns;
+        let mean_ns = budget.mean_ns;
+        let needed_ns = mean_ns.cast_signed().min(MAX_SAVED_NS / 2);
+        if self.limits.cpu_thousandths >= ALL_CPU || budget.cpu.left_ns(now.used_ns) >= needed_ns {
             budget.cpu.spend(mean_ns);
             Counters::add(&counters.chosen, 1);
-        } else {
-            Counters::add(&counters.refused_limit, 1);
-            budget.calm_since = now.at;
-            // Once for all threads that threw with this probability.
-            if halvings < MAX_HALVINGS && place.load(Ordering::Relaxed) == halvings {
-                place.store(halvings + 1, Ordering::Relaxed);
-            }
+            return Some(halvings);
         }
-        has_budget
+        Counters::add(&counters.refused_limit, 1);
+        budget.calm_since = now.at;
+        // Once for all threads that threw with this probability.
+        if halvings < MAX_HALVINGS && place.load(Ordering::Relaxed) == halvings {
+            place.store(halvings + 1, Ordering::Relaxed);
+        }
+        None
     }
 
-    /// To be called from time to time: if probabilities are low, no span may be chosen for long.
+    /// Doubles the probabilities after a long time in which nothing was refused, if they leave a part of the budget. To be
+    /// called from time to time: if they are low, no span may be chosen for long.
     pub(crate) fn relax(&self, now: Moment) {
-        self.double_after_calm(&mut self.budget.lock(), now);
-    }
-
-    /// Doubles the probabilities if they leave a part of the budget.
-    fn double_after_calm(&self, budget: &mut ReferenceBudget, now: Moment) {
+        let mut budget = self.budget.lock();
         let is_calm = now.at.saturating_duration_since(budget.calm_since) >= LONG_CALM;
-        if is_calm && budget.left_ns(now) >= MAX_SAVED_NS / 2 {
+        if is_calm && budget.cpu.left_ns(now.used_ns) >= MAX_SAVED_NS / 2 {
             budget.calm_since = now.at;
             for place in &self.halvings {
                 let halvings = place.load(Ordering::Relaxed);
@@ -236,13 +223,13 @@ mod tests {
     impl Scene {
         fn new(one_in: u32, cpu_thousandths: u32, cpus: f64) -> Self {
             let began = Instant::now();
-            let now = Moment { at: began, used_ns: Some(0) };
+            let now = Moment { at: began, used_ns: 0 };
             let limits = ReferenceLimits { one_in, cpu_thousandths };
             Self { choice: SpanChoice::new(limits, Arc::default(), now), began, cpus }
         }
 
         fn at(&self, now_ns: u64) -> Moment {
-            let used_ns = Some((now_ns as f64 * self.cpus) as u64);
+            let used_ns = (now_ns as f64 * self.cpus) as u64;
             Moment { at: self.began + Duration::from_nanos(now_ns), used_ns }
         }
 

@@ -1,6 +1,5 @@
 //! What is known of the spans of each cohort.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,35 +7,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::References;
 use super::typical::TypicalProfile;
 use crate::compare::{Breakdown, CohortHour, ComparedRow, Drift, ReferenceSet, compare};
-use crate::facts::Facts;
 use crate::facts::format::nanoseconds;
+use crate::facts::{Facts, name_with_fields};
 use crate::keep::of_route;
 use crate::profile::{Compared, Profile};
 use crate::stats::Counters;
 
-/// Which spans are compared with each other: those with the same name and the same values of the fields that name the
-/// route of a request. Other shown fields, such as a customer's number, tell requests of a cohort apart. Not by their
-/// rule: it can be changed, and what is typical does not depend on what is kept.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct CohortKey {
-    pub(crate) span: Cow<'static, str>,
-    pub(crate) fields: Vec<(Cow<'static, str>, String)>,
-}
-
-impl CohortKey {
-    pub(crate) fn of(facts: &Facts) -> Self {
-        let fields = of_route(&facts.fields);
-        let fields = fields.map(|(name, segments)| (Cow::Borrowed(name), segments.joined()));
-        Self { span: facts.span.clone(), fields: fields.collect() }
-    }
-
-    /// As [`Facts::name`]: `GET /similar`.
-    pub(crate) fn name(&self) -> String {
-        crate::facts::name_with_fields(
-            &self.span,
-            self.fields.iter().map(|(name, value)| (&**name, &**value)),
-        )
-    }
+/// The name of a span's cohort, as [`Facts::name`]: `GET /similar`. Spans are compared with those of the same name and the
+/// same values of the fields that name the route of a request. Other shown fields, such as a customer's number, tell
+/// requests of a cohort apart. Not by their rule: it can be changed, and what is typical does not depend on what is kept.
+pub(crate) fn cohort_of(facts: &Facts) -> String {
+    let fields = of_route(&facts.fields);
+    name_with_fields(&facts.span, fields.iter().map(|(name, value)| (*name, &**value)))
 }
 
 /// What is known of the requests of a route from its reference spans; see [`Handle::routes`](crate::Handle::routes).
@@ -69,10 +51,10 @@ pub(crate) struct TypicalSpans {
 impl References {
     /// Adds a reference span with its profile, whose functions have names. `weight` is how many spans it represents.
     pub(crate) fn add(&self, profile: &Profile, facts: &Facts, weight: u64, now_ns: u64) {
-        let (key, breakdown) = (CohortKey::of(facts), Breakdown::of(profile, facts));
+        let (cohort, breakdown) = (cohort_of(facts), Breakdown::of(profile, facts));
         let mut cohorts = self.cohorts.lock();
         let counters = &self.counters.references;
-        let known = cohorts.use_at(&key, now_ns, TypicalSpans::default);
+        let known = cohorts.use_at(&cohort, now_ns, TypicalSpans::default);
         let Some((known, has_evicted)) = known else {
             return Counters::add(&counters.dropped_cohorts_full, 1);
         };
@@ -85,12 +67,11 @@ impl References {
 
     /// Compares the span of a profile with the reference spans of its cohort, if there are any. It should be none yet.
     pub(crate) fn compare(&self, profile: &Profile, facts: &Facts) -> Option<Compared> {
-        let key = CohortKey::of(facts);
-        let breakdown = Breakdown::of(profile, facts);
+        let (cohort, breakdown) = (cohort_of(facts), Breakdown::of(profile, facts));
         let (references, typical) = {
             let cohorts = self.cohorts.lock();
-            let known = cohorts.get(&key)?;
-            (known.references.clone(), known.profile.mean(&key.name()))
+            let known = cohorts.get(&cohort)?;
+            (known.references.clone(), Arc::new(known.profile.mean(&cohort)))
         };
         let mut comparison = compare(&breakdown, &references);
         comparison.allow_for_unsampled(&breakdown);
@@ -101,7 +82,7 @@ impl References {
             comparison.beside.retain(is_certain);
         }
         (comparison.references > 0).then(|| Compared {
-            cohort: key.name(),
+            cohort,
             span: facts.name(),
             comparison: Arc::new(comparison),
             typical,
@@ -111,34 +92,34 @@ impl References {
     /// What was added in the hour that has not ended, by the name of the cohort.
     pub(crate) fn hour(&self) -> BTreeMap<String, CohortHour> {
         let cohorts = self.cohorts.lock();
-        cohorts.iter().map(|(key, known)| (key.name(), known.hour.clone())).collect()
+        cohorts.iter().map(|(name, known)| (name.clone(), known.hour.clone())).collect()
     }
 
     /// Ends the hour, and returns what was added in it. Cohorts without any are left out.
     pub(crate) fn end_hour(&self) -> BTreeMap<String, CohortHour> {
         let mut cohorts = self.cohorts.lock();
-        let hours = cohorts.iter_mut().map(|(key, known)| {
+        let hours = cohorts.iter_mut().map(|(name, known)| {
             known.last_hour = std::mem::take(&mut known.hour);
-            (key.name(), known.last_hour.clone())
+            (name.clone(), known.last_hour.clone())
         });
         hours.filter(|(_, hour)| hour.references.spans() > 0).collect()
     }
 
     /// Remembers which cohorts have become slower.
     pub(crate) fn note_drifts(&self, drifts: &[Drift], hour: u64) {
-        for (key, known) in self.cohorts.lock().iter_mut() {
+        for (name, known) in self.cohorts.lock().iter_mut() {
             known.drift.take_if(|drift| drift.hour + HOURS_SHOWN < hour);
-            if let Some(drift) = drifts.iter().find(|drift| drift.route == key.name()) {
+            if let Some(drift) = drifts.iter().find(|drift| drift.route == *name) {
                 known.drift = Some(drift.clone());
             }
         }
     }
 
     pub(crate) fn routes(&self) -> Vec<Route> {
-        let route = |(key, known): (&CohortKey, &TypicalSpans)| {
+        let route = |(name, known): (&String, &TypicalSpans)| {
             let mut recent = known.last_hour.clone();
             recent.merge(&known.hour);
-            Route { name: key.name(), recent, drift: known.drift.clone() }
+            Route { name: name.clone(), recent, drift: known.drift.clone() }
         };
         self.cohorts.lock().iter().map(route).collect()
     }
@@ -146,7 +127,7 @@ impl References {
     pub(crate) fn typical(&self, route: &str) -> Option<Profile> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let cohorts = self.cohorts.lock();
-        let (_, known) = cohorts.iter().find(|(key, _)| key.name() == route)?;
+        let known = cohorts.get(route)?;
         Some(known.profile.requested(route, known.references.mean_wall_ns(), nanoseconds(now)))
     }
 }

@@ -26,8 +26,8 @@ use crate::span::SpanKey;
 use crate::stats::Counters;
 
 pub(crate) use choice::{ALL_CPU, CohortHash, Moment, ReferenceLimits, Throw};
-pub(crate) use cohorts::CohortKey;
 pub use cohorts::Route;
+pub(crate) use cohorts::cohort_of;
 #[cfg(feature = "metrics")]
 pub(crate) use totals::{RouteTotal, SUMMED};
 
@@ -46,14 +46,15 @@ pub(crate) const MAX_PROFILE_BYTES: usize = 1 << 20;
 /// The reference spans of a layer, and what is known of the spans of each route.
 #[derive(Debug)]
 pub(crate) struct References {
-    context: HtmlContext,
+    /// What profiles on request are shown with.
+    pub(crate) context: HtmlContext,
     pub(crate) choice: SpanChoice,
     pub(crate) totals: RouteTotals,
     /// The reference spans that have closed, until the collector has read all of their samples.
     closed: Mutex<HashMap<SpanKey, ClosedReference>>,
     /// Each profile of a reference span between the collector and what is typical has another one.
     on_way: Arc<()>,
-    cohorts: Mutex<CohortSet<CohortKey, TypicalSpans>>,
+    cohorts: Mutex<CohortSet<TypicalSpans>>,
     counters: Arc<Counters>,
 }
 
@@ -70,7 +71,6 @@ pub(crate) struct ClosedReference {
 }
 
 impl References {
-    /// `context` is for profiles on request.
     pub(crate) fn new(
         limits: ReferenceLimits,
         context: HtmlContext,
@@ -85,11 +85,6 @@ impl References {
             cohorts: Mutex::new(CohortSet::new(MAX_COHORTS)),
             counters,
         }
-    }
-
-    /// What profiles on request are shown with.
-    pub(crate) fn context(&self) -> &HtmlContext {
-        &self.context
     }
 
     /// Adds one that has closed, before that is reported to the collector.
@@ -108,11 +103,6 @@ impl References {
         is_free.then(|| Arc::clone(&self.on_way))
     }
 
-    /// One has no names, since reading symbols failed.
-    pub(crate) fn fail(&self) {
-        Counters::add(&self.counters.references.dropped_failed, 1);
-    }
-
     /// Takes those among spans that have closed, and those whose close was not reported in time. One of which `must_wait`
     /// returns true waits for that time, too, unless `everything` is to be taken.
     pub(crate) fn take_closed(
@@ -121,15 +111,12 @@ impl References {
         everything: bool,
         must_wait: impl Fn(&KeptSpan) -> bool,
     ) -> Vec<ClosedReference> {
-        let mut closed = self.closed.lock();
-        if closed.is_empty() {
-            return Vec::new();
-        }
         let is_due = |key: &SpanKey, reference: &mut ClosedReference| {
             everything
                 || reference.since.elapsed() >= LONGEST_WAIT
                 || spans.contains(key) && !must_wait(&reference.span)
         };
+        let mut closed = self.closed.lock();
         closed.extract_if(is_due).map(|(_, reference)| reference).collect()
     }
 }

@@ -1,17 +1,16 @@
 //! A bounded set of cohorts.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 
-/// A bounded number of values by cohort.
+/// A bounded number of values, by the name of the cohort.
 ///
 /// When the set is full, a new cohort takes the place of the one that was used least lately, if that lost it: a cohort
 /// keeps its place after its last use for as long as it was in use before, at least ten minutes and at most a day. So what
 /// occurs once, or for a short time, however many names it invents, replaces only its like.
 #[derive(Clone, Debug)]
-pub(crate) struct CohortSet<K, V> {
+pub(crate) struct CohortSet<V> {
     most: usize,
-    cohorts: HashMap<K, CohortEntry<V>>,
+    cohorts: HashMap<String, CohortEntry<V>>,
 }
 
 #[derive(Clone, Debug)]
@@ -31,7 +30,7 @@ impl<V> CohortEntry<V> {
     }
 }
 
-impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
+impl<V> CohortSet<V> {
     pub(crate) fn new(most: usize) -> Self {
         Self { most, cohorts: HashMap::new() }
     }
@@ -40,33 +39,33 @@ impl<K: Clone + Eq + Hash, V> CohortSet<K, V> {
     /// into the set, `None` if it does not.
     pub(crate) fn use_at(
         &mut self,
-        key: &K,
+        name: &str,
         now_ns: u64,
         new: impl FnOnce() -> V,
     ) -> Option<(&mut V, bool)> {
-        let is_full = self.cohorts.len() >= self.most && !self.cohorts.contains_key(key);
+        let is_full = self.cohorts.len() >= self.most && !self.cohorts.contains_key(name);
         if is_full {
             let gone = self.cohorts.iter().filter(|(_, entry)| entry.stays_until_ns() <= now_ns);
             let gone = gone.min_by_key(|(_, entry)| entry.last_ns)?.0.clone();
             self.cohorts.remove(&gone);
         }
         let new = || CohortEntry { first_ns: now_ns, last_ns: now_ns, value: new() };
-        let entry = self.cohorts.entry(key.clone()).or_insert_with(new);
+        let entry = self.cohorts.entry(name.to_owned()).or_insert_with(new);
         entry.last_ns = entry.last_ns.max(now_ns);
         Some((&mut entry.value, is_full))
     }
 
-    pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        self.cohorts.get(key).map(|entry| &entry.value)
+    pub(crate) fn get(&self, name: &str) -> Option<&V> {
+        self.cohorts.get(name).map(|entry| &entry.value)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.cohorts.iter().map(|(key, entry)| (key, &entry.value))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&String, &V)> {
+        self.cohorts.iter().map(|(name, entry)| (name, &entry.value))
     }
 
     /// The cohorts, in no order, to change their values.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
-        self.cohorts.iter_mut().map(|(key, entry)| (key, &mut entry.value))
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&String, &mut V)> {
+        self.cohorts.iter_mut().map(|(name, entry)| (name, &mut entry.value))
     }
 }
 
@@ -81,7 +80,7 @@ mod tests {
         let mut set = CohortSet::new(64);
         let mut now_ns = 0;
         // Routes with one request a minute, for four hours.
-        let use_real = |set: &mut CohortSet<String, u32>, now_ns: u64| {
+        let use_real = |set: &mut CohortSet<u32>, now_ns: u64| {
             (0..60)
                 .filter(|route| set.use_at(&format!("route {route}"), now_ns, || 0).is_some())
                 .count()
@@ -104,7 +103,7 @@ mod tests {
         let minutes = (0..120).find(|_| {
             now_ns += MINUTE;
             use_real(&mut set, now_ns);
-            set.use_at(&"route new".to_owned(), now_ns, || 0).is_some()
+            set.use_at("route new", now_ns, || 0).is_some()
         });
         assert!(minutes.is_some(), "the new route has a place within two hours");
         assert_eq!((use_real(&mut set, now_ns), set.iter().count()), (60, 64));
@@ -138,7 +137,7 @@ mod tests {
     fn cohorts_with_as_much_use_do_not_take_turns() {
         let mut set = CohortSet::new(2);
         let mut use_at = |name, minute: u64| {
-            set.use_at(&name, minute * MINUTE, || 0).map(|(_, has_evicted)| has_evicted)
+            set.use_at(name, minute * MINUTE, || 0).map(|(_, has_evicted)| has_evicted)
         };
         for minute in 0..3_000 {
             let used = ["a", "b", "c", "d"].map(|name| use_at(name, minute));

@@ -41,10 +41,10 @@ pub(crate) struct RouteTotals {
 }
 
 impl RouteTotal {
-    fn add(&mut self, facts: &Facts) {
-        self.requests += 1;
-        for (sum, measure) in self.sums.iter_mut().zip(SUMMED) {
-            *sum = sum.saturating_add(facts.get(measure).unwrap_or(0));
+    fn add(&mut self, requests: u64, sums: [u64; SUMMED.len()]) {
+        self.requests += requests;
+        for (sum, more) in self.sums.iter_mut().zip(sums) {
+            *sum = sum.saturating_add(more);
         }
     }
 }
@@ -61,15 +61,16 @@ impl RouteTotals {
 
     /// Adds a request that has closed. `route` returns its route if it is a new one.
     pub(crate) fn add(&self, hash: u64, facts: &Facts, route: impl FnOnce() -> Route) {
+        let sums = SUMMED.map(|measure| facts.get(measure).unwrap_or(0));
         if let Some(known) = self.routes.lock().get_mut(&hash) {
-            return known.add(facts);
+            return known.add(1, sums);
         }
         // Not under the lock: it reads the span.
         let route = Arc::new(route());
         let mut routes = self.routes.lock();
         let (hash, route) = if routes.len() < MAX_ROUTES { (hash, Some(route)) } else { (0, None) };
         let new = || RouteTotal { route, ..RouteTotal::default() };
-        routes.entry(hash).or_insert_with(new).add(facts);
+        routes.entry(hash).or_insert_with(new).add(1, sums);
     }
 
     /// What all requests took so far, by route. Routes that differ in what is redacted are one.
@@ -78,10 +79,7 @@ impl RouteTotals {
         let mut by_route: HashMap<Option<Arc<Route>>, RouteTotal> = HashMap::new();
         for total in all {
             let known = by_route.entry(total.route.clone()).or_default();
-            known.requests += total.requests;
-            for (sum, more) in known.sums.iter_mut().zip(total.sums) {
-                *sum = sum.saturating_add(more);
-            }
+            known.add(total.requests, total.sums);
             known.route = total.route;
         }
         by_route.into_values().collect()

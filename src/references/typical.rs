@@ -1,8 +1,6 @@
 //! The profile of the mean reference span.
 
-use std::sync::Arc;
-
-use crate::profile::{Placed, Profile, ProfileId, Sample, add_stacks};
+use crate::profile::{Attribute, Placed, Profile, ProfileId, Sample, Value, add_stacks};
 
 /// The sum of the profiles of reference spans, by stack. Times, threads and spans are left out.
 ///
@@ -45,13 +43,9 @@ impl TypicalProfile {
     /// Adds the half of the samples that has least to one of its kind, without a stack.
     fn shrink(&mut self) {
         let mut weights: Vec<_> = self.sum.samples().iter().map(Sample::total).collect();
-        let middle = weights.len() / 2;
-        let (_, least, _) = match weights.is_empty() {
-            true => return,
-            false => weights.select_nth_unstable(middle),
-        };
-        let least = *least;
-        let mut left = middle;
+        weights.sort_unstable();
+        let mut left = weights.len() / 2;
+        let Some(least) = weights.get(left).copied() else { return };
         let mut small = |weight: u64| {
             let is_small = weight <= least && left > 0;
             left -= usize::from(is_small);
@@ -72,27 +66,27 @@ impl TypicalProfile {
     }
 
     /// What the mean span did.
-    pub(crate) fn mean(&self, cohort: &str) -> Arc<Profile> {
+    pub(crate) fn mean(&self, cohort: &str) -> Profile {
         let spans = self.spans.max(1);
         let mut mean = self.scaled(|weight| weight / spans);
         mean.name = cohort.to_owned();
         mean.title = format!("the typical {cohort}");
-        Arc::new(mean)
+        mean
     }
 
     /// [`mean`](Self::mean) for one reader: with an id that no kept span has, as if it ended at `now_unix_ns`.
     pub(crate) fn requested(&self, cohort: &str, wall_ns: u64, now_unix_ns: u64) -> Profile {
-        use crate::profile::{Attribute, Value};
-        let mut profile = Arc::unwrap_or_clone(self.mean(cohort));
+        let mut profile = self.mean(cohort);
         profile.id = ProfileId::random().unwrap_or(ProfileId::NONE);
-        (profile.start_unix_ns, profile.duration_ns) =
-            (now_unix_ns.saturating_sub(wall_ns), wall_ns);
-        let attribute = |key, value| Attribute { key, value };
-        profile.attributes.extend([
-            attribute("typical.id", profile.id.to_string().into()),
-            attribute("typical.route", cohort.into()),
-            attribute("typical.references", Value::Int(self.spans.cast_signed())),
-        ]);
+        profile.start_unix_ns = now_unix_ns.saturating_sub(wall_ns);
+        profile.duration_ns = wall_ns;
+        let attributes: [(_, Value); 3] = [
+            ("typical.id", profile.id.to_string().into()),
+            ("typical.route", cohort.into()),
+            ("typical.references", self.spans.cast_signed().into()),
+        ];
+        let attributes = attributes.map(|(key, value)| Attribute { key, value });
+        profile.attributes.extend(attributes);
         profile
     }
 
