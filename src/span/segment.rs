@@ -251,7 +251,7 @@ impl Segment {
     }
 
     #[inline(always)]
-    pub(super) fn to_parent(&self) -> Option<Parent> {
+    pub(super) fn as_parent(&self) -> Option<Parent> {
         if self.is_deepest() {
             HAS_DEEPEST.store(true, Ordering::Relaxed);
         }

@@ -468,7 +468,7 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub(crate) fn to_parent(&self) -> Option<Parent> {
+    pub(crate) fn as_parent(&self) -> Option<Parent> {
         Some(Parent { id: self.id()?, root: self.raw_root() })
     }
 
@@ -561,7 +561,7 @@ mod tests {
         assert!(slot.holds(RegistryId::new(9).unwrap()));
         assert_eq!(slot.parent(), None);
         assert_eq!(slot.raw_root(), 77);
-        assert_eq!(slot.to_parent().unwrap().root, 77);
+        assert_eq!(slot.as_parent().unwrap().root, 77);
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl Spans {
             (GivenParent::Contextual | GivenParent::ContextualBehindFilter, Some(top))
                 if unmatched() == 0 && !top.has(NESTED) =>
             {
-                (top.to_parent(), top.samples_from)
+                (top.as_parent(), top.samples_from)
             }
             (GivenParent::None, _) => (None, NEVER),
             (GivenParent::Contextual, None) if unmatched() == 0 && !state.may_miss_enters => {
@@ -302,7 +302,7 @@ impl Spans {
         let (mut found, mut is_in_a_span) = (None, false);
         ancestry(from, &mut |id| {
             is_in_a_span = true;
-            found = self.table.get(id).and_then(|slot| slot.to_parent());
+            found = self.table.get(id).and_then(|slot| slot.as_parent());
             found.is_some()
         });
         state.may_miss_enters &= is_in_a_span || matches!(from, AncestryFrom::Span(_));

@@ -37,7 +37,7 @@ pub struct TypicalFile {
     time: String,
     modified: Option<SystemTime>,
     /// The version of the service, as far as it is in the name of the file.
-    version: String,
+    pub version: String,
 }
 
 impl TypicalFiles {
