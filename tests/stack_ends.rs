@@ -542,6 +542,9 @@ fn on_other_stacks(source: Source) {
                 Some(&ON_ANOTHER_STACK) if names.len() > 1 => there_ns += ns,
                 // Of Go, perf copies a stack, which has no tables.
                 Some(&"[callers not found: no unwind tables]") if name == "Go" => there_ns += ns,
+                // The C library of musl has none either.
+                Some(&"[callers not found: no unwind tables]")
+                    if cfg!(target_env = "musl") && has("clock_gettime") => {}
                 _ if has("on_other_stacks") => {}
                 _ => unknown.push(names),
             }

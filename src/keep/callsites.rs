@@ -425,8 +425,7 @@ impl Callsites {
             .collect();
         let (by_values, sure): (Vec<_>, Vec<_>) =
             planned.iter().partition(|(one, _)| one.rule.needs_values());
-        let tests: Vec<_> =
-            by_values.into_iter().map(|(one, number)| (one.rule, *number)).collect();
+        let tests: Vec<_> = by_values.into_iter().map(|(one, number)| (one.rule, number)).collect();
         let otherwise = sure.first().and_then(|(_, number)| *number);
         // Also needed if a value can mean `off`.
         let waiting = if tests.is_empty() { None } else { numbers.next() };

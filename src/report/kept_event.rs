@@ -150,8 +150,9 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         return whole;
     }
     let coverage = kept.coverage.filter(|_| kept.hotspot(SampleKind::OnCpu).is_none());
-    let brief = |has_crate| {
-        let brief = Kept { hotspots: kept.hotspots.brief(has_crate), coverage, ..kept.clone() };
+    let brief = |has_crate, has_callers| {
+        let hotspots = kept.hotspots.brief(has_crate, has_callers);
+        let brief = Kept { hotspots, coverage, ..kept.clone() };
         let mut first = first.clone();
         // Of an error, what it says is worth more than its place; a panic has both.
         let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
@@ -165,14 +166,16 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         let (line, said, _) = line(&first, &brief, no_profile);
         (line.replace(", 100 % in ", " in "), said)
     };
-    let ((with_crate, more), (shortest, most)) = (brief(true), brief(false));
-    let is_better = more > said || is_long(&whole);
-    let (best, said) = if is_better { (with_crate, more) } else { (whole, said) };
-    // Beside code that is named, a lesser reason is worth no path.
-    match is_long(&best) || most > said && !best.contains(" in ") {
-        true => fitting(shortest),
-        false => best,
+    let mut best = (whole, said);
+    for (has_crate, has_callers) in [(true, true), (false, true), (true, false), (false, false)] {
+        let shorter = brief(has_crate, has_callers);
+        // Beside code that is named, a lesser reason is worth no path.
+        let is_better = shorter.1 > best.1 && (has_crate || !best.0.contains(" in "));
+        if is_long(&best.0) || is_better {
+            best = shorter;
+        }
     }
+    fitting(best.0)
 }
 
 /// Says the reasons that fit, of which the first one always does: the more one explains, the earlier it stands. How many

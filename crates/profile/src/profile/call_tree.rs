@@ -137,7 +137,7 @@ impl<'a> CallTree<'a> {
         self.functions.get(function).map_or("", |function| &function.name)
     }
 
-    fn is_own(&self, function: usize) -> bool {
+    pub(super) fn is_own(&self, function: usize) -> bool {
         self.functions.get(function).is_some_and(|function| function.is_own)
     }
 
@@ -153,14 +153,13 @@ impl<'a> CallTree<'a> {
         self.path(sample.end).any(|called| called == function)
     }
 
-    /// The own functions around one on the stack of a sample, the nearest first.
-    pub(super) fn own_callers(
+    /// The functions around one on the stack of a sample, the nearest first.
+    pub(super) fn callers(
         &self,
         sample: &SampledCall<'_>,
         function: usize,
     ) -> impl Iterator<Item = usize> {
-        let around = self.path(sample.end).skip_while(move |called| *called != function).skip(1);
-        around.filter(|caller| self.is_own(*caller))
+        self.path(sample.end).skip_while(move |called| *called != function).skip(1)
     }
 
     /// The functions of a call and those around it, the innermost first.

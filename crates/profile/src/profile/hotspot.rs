@@ -59,10 +59,11 @@ impl Hotspot {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
 
-    /// For where space is short: without callers, what functions call, and parts of foreign paths. Unless it
-    /// `has_crate`, own functions in modules are without the crate, and places without `src/`.
-    fn brief(&self, has_crate: bool) -> Self {
-        let mut brief = Self { callers: Vec::new(), ..self.clone() };
+    /// For where space is short: without what functions call, and parts of foreign paths. Unless it `has_crate`, own
+    /// functions in modules are without the crate, and places without `src/`.
+    fn brief(&self, has_crate: bool, has_callers: bool) -> Self {
+        let mut brief = self.clone();
+        brief.callers.retain(|_| has_callers);
         brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
         let own = self.functions.iter().find(|function| !function.location.is_empty());
         let of = own.filter(|_| !has_crate).and_then(|own| own.name.split_once("::"));
@@ -87,7 +88,7 @@ impl Hotspot {
             }
             own(&mut function.location);
         }
-        brief.until.as_mut().map(own);
+        brief.callers.iter_mut().chain(&mut brief.until).for_each(own);
         brief
     }
 }
@@ -129,10 +130,11 @@ impl Hotspots {
         }
     }
 
-    /// For where space is short: with less detail, and if it is very short, without the crate of own functions.
+    /// For where space is short: with less detail, and if it is very short, without the crate of own functions or what
+    /// calls them.
     #[must_use]
-    pub fn brief(&self, has_crate: bool) -> Self {
-        Self(self.iter().map(|hotspot| hotspot.brief(has_crate)).collect())
+    pub fn brief(&self, has_crate: bool, has_callers: bool) -> Self {
+        Self(self.iter().map(|hotspot| hotspot.brief(has_crate, has_callers)).collect())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
@@ -311,15 +313,15 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     })
 }
 
-/// The own functions that call one: without its path if a single one does; those of other modules if there are several.
+/// The own functions that call one. Helpers of its module say little of what they are used for: if these call it, the
+/// functions that call the module, and its own caller without a path if none is known.
 fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u64) -> Vec<String> {
-    let module = |name: &str| name.rsplit_once("::").map_or("", |(module, _)| module).to_owned();
-    let is_near = |name: &str| module(name) == module(calls.name(of));
-    let first_around = |is_searched: &dyn Fn(&str) -> bool| {
+    let is_near = |name: &str| module_of(name) == module_of(calls.name(of));
+    let first_around = |is_searched: &dyn Fn(usize) -> bool| {
         let mut weights: BTreeMap<&str, u64> = BTreeMap::new();
         for sample in samples {
-            let mut around = calls.own_callers(sample, of).map(|caller| calls.name(caller));
-            let caller = around.find(|caller| is_searched(caller));
+            let caller = calls.callers(sample, of).find(|caller| is_searched(*caller));
+            let caller = caller.filter(|caller| calls.is_own(*caller)).map(|of| calls.name(of));
             *weights.entry(caller.unwrap_or_default()).or_default() += sample.weight;
         }
         let least = held as f64 * NOTABLE;
@@ -328,17 +330,30 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
         callers.sort_by_key(|(_, weight)| Reverse(*weight));
         callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect::<Vec<_>>()
     };
-    let callers = first_around(&|_| true);
+    let callers = first_around(&|caller| calls.is_own(caller));
     let [one] = callers.as_slice() else { return callers };
     if !is_near(one) {
         return callers;
     }
-    let further = first_around(&|name| !is_near(name) && !name.ends_with("::main"));
-    if further.len() > 1 {
+    // Beyond other code there is a framework, which calls all handlers.
+    let further = first_around(&|caller| {
+        let name = calls.name(caller);
+        !calls.is_own(caller) || !is_near(name) && !name.ends_with("::main")
+    });
+    if !further.is_empty() {
         return further;
     }
     let short = one.rsplit("::").next().filter(|name| *name != "main");
     short.into_iter().map(str::to_owned).collect()
+}
+
+/// The path of a function without its name and that of its type.
+fn module_of(name: &str) -> &str {
+    let path = name.trim_start_matches('<').split(" as ").next().unwrap_or_default();
+    let is_type = |part: &str| part.starts_with(char::is_uppercase);
+    let parts = path.match_indices("::").map(|(at, _)| at);
+    let end = parts.clone().find(|at| path.get(at + 2..).is_some_and(is_type));
+    end.or(parts.last()).and_then(|end| path.get(..end)).unwrap_or_default()
 }
 
 /// Two or three functions that have at least half of that together, and none of them more than half alone. `elsewhere`:
@@ -510,7 +525,7 @@ mod tests {
         let brief = |name: &str, location: &str| {
             let mut hotspots = Hotspots::for_test(name, 0.9);
             hotspots.locate_for_test(location);
-            hotspots.brief(false).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
+            hotspots.brief(false, false).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
         };
         assert_eq!(brief("render", "src/a.rs:1"), "render");
         assert_eq!(brief("shop_core::price", "src/lib.rs:4"), "shop_core::price");
@@ -528,12 +543,12 @@ mod tests {
         hotspot.functions = vec![share("app::web::list", "src/web.rs:4")];
         let leaf = "[lock likely held by `GET /b` at app::db::write (src/db.rs:2)]";
         (hotspot.leaf, hotspot.until) = (Some(share(leaf, "")), Some(until));
-        let brief_of_all = hotspot.brief(false);
+        let brief_of_all = hotspot.brief(false, true);
         let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
         assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
         assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
         hotspot.functions[0].location = "old_src/web.rs:4".to_owned();
-        assert_eq!(hotspot.brief(false).functions[0].location, "old_src/web.rs:4");
+        assert_eq!(hotspot.brief(false, true).functions[0].location, "old_src/web.rs:4");
         assert_eq!(
             brief_of_all.until.unwrap(),
             "`GET /a` left the thread after jobs::run (jobs.rs:7)"
@@ -767,6 +782,27 @@ mod tests {
         assert_eq!(
             samples.ran_in(),
             "100 % in shop::retry::pause (src/retry.rs:7, called by shop::pay and shop::order), 50 % of that in memcpy"
+        );
+        let mut samples = Samples::new();
+        samples.ran(&[pause, again, "shop::orders::Orders::all", "shop::orders::list", MAIN], 9);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::retry::pause (src/retry.rs:7, called by shop::orders::Orders::all)"
+        );
+        // Not what a framework calls all handlers through.
+        let call = "axum::handler::call at axum-0.8.9/src/handler.rs:3";
+        let mut samples = Samples::new();
+        samples.ran(&[pause, again, call, "shop::serve::trace", MAIN], 9);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::retry::pause (src/retry.rs:7, called by again)"
+        );
+        let method = "<shop::retry::Again as shop::Step>::run";
+        let mut samples = Samples::new();
+        samples.ran(&[pause, method, "shop::pay", HANDLE, MAIN], 9);
+        assert_eq!(
+            samples.ran_in(),
+            "100 % in shop::retry::pause (src/retry.rs:7, called by shop::pay)"
         );
         // Inlined into another.
         let mut samples = Samples::new();
