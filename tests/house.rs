@@ -23,7 +23,7 @@ const LARGER: &[(&str, usize, usize)] = &[
     ("Profile", 0, 4),
     ("Slot", 23, 0),
     ("Spans", 0, 6),
-    ("ThreadState", 29, 0),
+    ("ThreadState", 28, 0),
     ("TimeBreakdown", 18, 0),
     ("Unwinder", 0, 4),
 ];
@@ -406,7 +406,7 @@ fn type_names_are_unique_across_modules() {
     for sources in sources_of_crates() {
         let sources: Vec<_> = sources.into_iter().filter(is_checked).collect();
         let declared = declared(&sources);
-        assert!(declared.len() > 8, "only {} types were found", declared.len());
+        assert!(declared.len() > 4, "only {} types were found", declared.len());
         let alike: Vec<_> = declared.iter().filter(|(_, modules)| modules.len() > 1).collect();
         assert!(alike.is_empty(), "{alike:?}");
     }
@@ -608,45 +608,45 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 59_140;
+const TOTAL: usize = 56_624;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
-    (".", "(top)", 3222),
+    (".", "(top)", 3158),
     (".", "allocations", 243),
-    (".", "assemble", 1088),
-    (".", "awaits", 1698),
-    (".", "collect", 1086),
-    (".", "config", 1009),
-    (".", "engine", 925),
-    (".", "history", 489),
-    (".", "inbox", 275),
-    (".", "intake", 538),
-    (".", "keep", 3560),
-    (".", "otel", 1120),
-    (".", "publish", 2066),
-    (".", "references", 772),
-    (".", "report", 1276),
-    (".", "sinks", 1946),
-    (".", "span", 5203),
-    (".", "symbols", 1982),
-    (".", "threads", 2696),
-    (".", "watch", 1264),
-    ("crates/capture", "(top)", 229),
-    ("crates/capture", "drain", 1008),
-    ("crates/capture", "sampler", 2225),
-    ("crates/capture", "sys", 6363),
-    ("crates/capture", "unwind", 3031),
-    ("crates/otlp", "(top)", 1395),
-    ("crates/profile", "(top)", 561),
-    ("crates/profile", "compare", 1169),
-    ("crates/profile", "encode", 2493),
-    ("crates/profile", "export", 1070),
-    ("crates/profile", "facts", 1361),
-    ("crates/profile", "profile", 3654),
-    ("crates/profile", "redact", 353),
-    ("crates/server", "(top)", 1355),
-    ("macros", "(top)", 415),
+    (".", "assemble", 1075),
+    (".", "awaits", 1644),
+    (".", "collect", 1024),
+    (".", "config", 936),
+    (".", "engine", 919),
+    (".", "history", 479),
+    (".", "inbox", 259),
+    (".", "intake", 511),
+    (".", "keep", 3435),
+    (".", "otel", 1053),
+    (".", "publish", 1954),
+    (".", "references", 718),
+    (".", "report", 1237),
+    (".", "sinks", 1717),
+    (".", "span", 4767),
+    (".", "symbols", 1936),
+    (".", "threads", 2547),
+    (".", "watch", 1189),
+    ("crates/capture", "(top)", 228),
+    ("crates/capture", "drain", 988),
+    ("crates/capture", "sampler", 2135),
+    ("crates/capture", "sys", 6200),
+    ("crates/capture", "unwind", 2938),
+    ("crates/otlp", "(top)", 1341),
+    ("crates/profile", "(top)", 507),
+    ("crates/profile", "compare", 1140),
+    ("crates/profile", "encode", 2420),
+    ("crates/profile", "export", 1033),
+    ("crates/profile", "facts", 1297),
+    ("crates/profile", "profile", 3607),
+    ("crates/profile", "redact", 349),
+    ("crates/server", "(top)", 1278),
+    ("macros", "(top)", 362),
 ];
 
 /// Lines that are not for tests: without items and files under `cfg(test)`.

@@ -87,7 +87,9 @@ impl LayerAwaits {
             let carried = place.take_carried(is_in, self.inbox.counters().dropped_memory);
             [carried, place.before_error.take_if(is_in)]
         });
-        all.into_iter().flatten().flatten().map(|carried| self.send(carried)).sum()
+        // The stack can be small, and most threads have none.
+        let Some(all) = all else { return 0 };
+        all.into_iter().flatten().map(|carried| self.send(carried)).sum()
     }
 
     /// An error was logged on this thread that the outermost span has failed with. Remembers what its future awaited last,

@@ -125,7 +125,7 @@ impl CopiedSample {
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) pool: BlockPool,
-    /// Those that the collector has not read.
+    /// Samples that the collector has not read.
     pub(crate) samples: ArrayQueue<CopiedSample>,
     pub(crate) all_counters: Arc<Counters>,
     own_counters: fn(&Counters) -> InboxCounters<'_>,

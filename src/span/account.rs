@@ -124,7 +124,7 @@ impl LowerBounds {
 /// certainly ran, of which that is unknown, and the part of the first that was sampled.
 pub(crate) type InsideTime = [u64; 3];
 
-/// That of a segment that took `segment_ns`.
+/// The time of a segment that took `segment_ns`.
 pub(crate) fn inside_time(segment_ns: u64, sure: LowerBounds) -> InsideTime {
     let sure_ns = sure.on_ns.saturating_add(sure.off_ns);
     // At least 1, so that the sum shows that there was such a segment, even if it was entirely off-CPU.

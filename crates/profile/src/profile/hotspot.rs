@@ -59,11 +59,11 @@ impl Hotspot {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
 
-    /// For where space is short: without what functions call, and parts of foreign paths. Unless it `has_crate`, own
-    /// functions in modules are without the crate, and places without `src/`.
+    /// For where space is short: without what functions call, callers in their module, and parts of foreign paths. Unless it
+    /// `has_crate`, own functions in modules are without the crate, and places without `src/`.
     fn brief(&self, has_crate: bool, has_callers: bool) -> Self {
         let mut brief = self.clone();
-        brief.callers.retain(|_| has_callers);
+        brief.callers.retain(|caller| has_callers && caller.contains("::"));
         brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
         let own = self.functions.iter().find(|function| !function.location.is_empty());
         let of = own.filter(|_| !has_crate).and_then(|own| own.name.split_once("::"));
