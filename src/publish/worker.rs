@@ -17,7 +17,7 @@ use crate::budget::passed;
 use crate::facts::Facts;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
-use crate::profile::{Compared, Hotspots, Profile, SampleKind, Symbolized};
+use crate::profile::{Compared, Hotspot, Hotspots, Profile, SampleKind, Symbolized};
 use crate::redact::Redaction;
 use crate::references::ClosedReference;
 use crate::report;
@@ -151,11 +151,9 @@ impl SymbolsThread {
             places.all(|other| other == place).then(|| place.clone())
         });
         let is_alone = spans.iter().skip(1).all(|span| !span.is_topmost);
-        let ran = hotspots.of(SampleKind::OnCpu).filter(|hotspot| hotspot.is_certain && is_alone);
-        let ran = ran.and_then(|hotspot| hotspot.functions.first());
-        if let Some(it) = ran.filter(|it| !it.location.is_empty() && it.share > 0.5) {
+        let ran = hotspots.of(SampleKind::OnCpu).filter(|_| is_alone);
+        if let Some(place) = ran.and_then(Hotspot::place) {
             self.recent.truncate(MOST_RECENT - 1);
-            let place = format!("{} ({})", it.name, it.location);
             self.recent.push_front((first.name(), [from_ns, to_ns], place));
         }
     }

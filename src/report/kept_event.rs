@@ -14,7 +14,7 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
+    Awaits, BriefParts, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
 use crate::text::ms;
 
@@ -150,13 +150,13 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         return whole;
     }
     let coverage = kept.coverage.filter(|_| kept.hotspot(SampleKind::OnCpu).is_none());
-    let brief = |has_crate, has_callers| {
-        let hotspots = kept.hotspots.brief(has_crate, has_callers);
-        let brief = Kept { hotspots, coverage, ..kept.clone() };
+    // Of an error, what it says is worth more than its place; a panic has both.
+    let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
+    let is_error_said = first.error.as_ref().is_some_and(is_said);
+    let brief = |parts| {
+        let brief = Kept { hotspots: kept.hotspots.brief(parts), coverage, ..kept.clone() };
         let mut first = first.clone();
-        // Of an error, what it says is worth more than its place; a panic has both.
-        let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
-        first.facts.error_at.take_if(|_| first.error.as_ref().is_some_and(is_said));
+        first.facts.error_at.take_if(|_| is_error_said);
         // The report has the ids of the threads.
         let is_of_id = |c: char| c.is_ascii_digit() || c == ')';
         let parts = |text: Arc<str>| {
@@ -167,10 +167,11 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
         (line.replace(", 100 % in ", " in "), said)
     };
     let mut best = (whole, said);
-    for (has_crate, has_callers) in [(true, true), (false, true), (true, false), (false, false)] {
-        let shorter = brief(has_crate, has_callers);
+    // Beside an error it matters less what was awaited.
+    for parts in BriefParts::LEVELS.into_iter().filter(|parts| parts.leaves || is_error_said) {
+        let shorter = brief(parts);
         // Beside code that is named, a lesser reason is worth no path.
-        let is_better = shorter.1 > best.1 && (has_crate || !best.0.contains(" in "));
+        let is_better = shorter.1 > best.1 && (parts.crates || !best.0.contains(" in "));
         if is_long(&best.0) || is_better {
             best = shorter;
         }
@@ -284,20 +285,29 @@ fn on_cpu(first: &KeptSpan, kept: &Kept) -> Option<String> {
     if is_known && wanted_ns <= times.wall_ns / 10 {
         return None;
     }
-    let own = kept.hotspot(SampleKind::OnCpu).map(|hotspot| {
-        // Foreign code on a thread of its own.
+    let hotspot = kept.hotspot(SampleKind::OnCpu);
+    let own = hotspot.map(|hotspot| {
+        // Foreign code on a thread of its own, or with callers that are not known.
         let is_foreign = hotspot.functions.iter().all(|function| function.location.is_empty());
         let awaiting = kept.awaits.mostly_in.as_ref().filter(|_| is_foreign);
         let awaiting = awaiting.filter(|(_, time)| nanoseconds(*time) >= ran_ns / 2);
         let by = awaiting.map(|(place, _)| format!(", awaited in {place}{}", often(first, kept)));
+        let allocating = kept.hotspot(SampleKind::AllocatedBytes).and_then(|of| of.place());
+        let allocating = allocating.filter(|_| is_foreign);
+        let by = by.or(allocating.map(|place| format!(", which allocates in {place}")));
         format!("{hotspot}{}", by.unwrap_or_default())
     });
+    // Many short awaits, as of queries, take CPU time.
+    let awaited = kept
+        .hotspot(SampleKind::Await)
+        .filter(|awaited| hotspot.is_some_and(|hotspot| hotspot.names() == awaited.names()));
+    let often = awaited.map_or_else(String::new, |_| often(first, kept));
     let inside = Some(Ns(times.inside_on_cpu_ns())).filter(|Ns(ns)| *ns >= WORTH_REPORTING);
     let inside = inside.map(|ns| format!(" ({ns} of it in spans on other threads)"));
     // The share is that of all spans of the profile.
     let others = kept.spans.iter().skip(1).any(|span| span.facts.is_topmost);
     let of = if others { "; of all spans:" } else { "," };
-    let ran = format!("{} on-CPU{}{of} ", Ns(ran_ns), inside.unwrap_or_default());
+    let ran = format!("{} on-CPU{often}{}{of} ", Ns(ran_ns), inside.unwrap_or_default());
     let hotspot = own.map(|hotspot| if is_known { ran + &hotspot } else { hotspot });
     // As of threads that ran for less than a sampling interval.
     let uncovered = kept.coverage.filter(|_| is_known && ran_ns >= LONG_NS);
@@ -770,6 +780,35 @@ mod tests {
     }
 
     #[test]
+    fn foreign_code_whose_callers_are_unknown_is_shown_with_what_allocates_in_it() {
+        let mut kept = kept();
+        let mut allocated = Hotspots::for_test("shop::matches", 0.9);
+        allocated.locate_for_test("src/search.rs:3");
+        let foreign = Hotspots::for_test("regex::build", 0.9);
+        kept.hotspots = foreign.and_for_test(SampleKind::AllocatedBytes, allocated);
+        let said = "1.29 s on-CPU, 90 % in regex::build, which allocates in shop::matches (src/search.rs:3)";
+        assert_eq!(headline(&kept.spans[0], &kept), said);
+    }
+
+    #[test]
+    fn many_awaits_stand_beside_the_time_that_they_take() {
+        let mut kept = kept();
+        kept.awaits = Awaits::for_test(Duration::from_millis(9));
+        kept.spans[0].facts.times.awaits = 5_506;
+        let said = |function: &str| {
+            let mut kept = kept.clone();
+            let awaited = Hotspots::for_test(function, 1.0);
+            kept.hotspots = kept.hotspots.and_for_test(SampleKind::Await, awaited);
+            headline(&kept.spans[0], &kept)
+        };
+        assert_eq!(
+            said("shop::render"),
+            "1.29 s on-CPU (pending 5506 times), 97 % in shop::render"
+        );
+        assert_eq!(said("shop::fetch"), "1.29 s on-CPU, 97 % in shop::render");
+    }
+
+    #[test]
     fn a_number_of_waits_is_that_at_the_place_that_is_named() {
         let mut kept = kept();
         kept.spans[0].facts.times.subtree_on_cpu_ns = 1_000_000;
@@ -903,7 +942,7 @@ mod tests {
         };
         kept.hotspots = Hotspots::of_awaits_for_test(1.0);
         let awaited = "1.18 s awaiting, 100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep; \
-                       20.0 ms (2 %) scheduling delay behind `report`";
+                       20.0 ms scheduling delay behind `report`";
         let head = "kept `test`: idle 1.20 s";
         assert_eq!(line(&kept), format!("kept `test`: {awaited}"));
         kept.awaits.total = ms(900);

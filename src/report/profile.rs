@@ -167,9 +167,7 @@ pub(crate) fn awaited(
     if *delay > *total / 200 {
         let behind =
             delayed_by.as_ref().map_or_else(String::new, |span| format!(" behind `{span}`"));
-        let share = 100.0 * delay.as_secs_f64() / (*total + *delay).as_secs_f64();
-        let share = if total.is_zero() { String::new() } else { format!(" ({share:.0} %)") };
-        parts.push((delay, format!("{}{share} scheduling delay{behind}", Ns(nanoseconds(*delay)))));
+        parts.push((delay, format!("{} scheduling delay{behind}", Ns(nanoseconds(*delay)))));
     }
     parts.sort_by_key(|(time, _)| Reverse(*time));
     parts.into_iter().map(|(_, part)| part).collect::<Vec<_>>().join("; ")
@@ -539,9 +537,9 @@ mod tests {
         assert_eq!(text(&awaits, Some(1.0)), format!("1.18 s awaiting, 100 % in {place}"));
         let mut awaits = Awaits { delay: ms(20), ..awaits };
         let part = format!("1.18 s awaiting, 25 % in {place}");
-        assert_eq!(text(&awaits, Some(0.25)), format!("{part}; 20.0 ms (2 %) scheduling delay"));
+        assert_eq!(text(&awaits, Some(0.25)), format!("{part}; 20.0 ms scheduling delay"));
         awaits.delayed_by = Some("report".to_owned());
-        let part = format!("{part}; 20.0 ms (2 %) scheduling delay behind `report`");
+        let part = format!("{part}; 20.0 ms scheduling delay behind `report`");
         assert_eq!(text(&awaits, Some(0.25)), part);
         awaits.delay = Duration::ZERO;
         assert_eq!(text(&awaits, None), "1.18 s awaiting");

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::mem::replace;
 
+use super::CALLERS_NOT_COPIED;
 use super::awaits::own_name;
 use super::code_origin::CodeOrigin;
 use super::model::{Location, Profile};
@@ -230,6 +231,28 @@ impl<'a> CallTree<'a> {
         samples: &[SampledCall<'_>],
         half_of: u64,
     ) -> Option<(usize, u64)> {
+        self.deepest(samples, half_of, |function| self.is_own(function))
+    }
+
+    /// The deepest of all functions, if the stacks of at least half of the weight are cut.
+    pub(super) fn deepest_without_callers(
+        &self,
+        samples: &[SampledCall<'_>],
+        half_of: u64,
+    ) -> Option<(usize, u64)> {
+        let cut = self.functions.iter().position(|of| of.name == CALLERS_NOT_COPIED)?;
+        let is_cut = |sample: &&SampledCall<'_>| self.is_in(sample, cut);
+        let cut_weight: u64 = samples.iter().filter(is_cut).map(|sample| sample.weight).sum();
+        let is_code = |function| !self.name(function).starts_with('[');
+        self.deepest(samples, half_of, is_code).filter(|_| cut_weight >= half_of.div_ceil(2))
+    }
+
+    fn deepest(
+        &self,
+        samples: &[SampledCall<'_>],
+        half_of: u64,
+        is_it: impl Fn(usize) -> bool,
+    ) -> Option<(usize, u64)> {
         let mut own = vec![0_u64; self.calls.len()];
         for SampledCall { weight, end, .. } in samples {
             end.iter().for_each(|call| add(&mut own, *call, *weight));
@@ -239,7 +262,7 @@ impl<'a> CallTree<'a> {
         for (number, call) in self.calls.iter().enumerate().rev() {
             let weight = in_calls.get(number).copied().unwrap_or_default();
             call.caller.into_iter().for_each(|caller| add(&mut in_calls, caller, weight));
-            if self.is_own(call.function) {
+            if is_it(call.function) {
                 add(&mut held, call.function, weight);
             }
         }

@@ -59,14 +59,25 @@ impl Hotspot {
         self.is_certain.then(|| self.functions.iter().map(|function| function.share).sum())
     }
 
-    /// For where space is short: without what functions call, callers in their module, and parts of foreign paths. Unless it
-    /// `has_crate`, own functions in modules are without the crate, and places without `src/`.
-    fn brief(&self, has_crate: bool, has_callers: bool) -> Self {
+    /// The one own function that holds more than half, and where.
+    pub fn place(&self) -> Option<String> {
+        let FunctionShare { name, location, share } = self.functions.first()?;
+        let is_it = self.is_certain && *share > 0.5 && !location.is_empty();
+        is_it.then(|| format!("{name} ({location})"))
+    }
+
+    /// For where space is short: without what functions call, callers in their module, parts of foreign paths, and what
+    /// `parts` leaves out.
+    fn brief(&self, parts: BriefParts) -> Self {
         let mut brief = self.clone();
-        brief.callers.retain(|caller| has_callers && caller.contains("::"));
-        brief.leaf.take_if(|_| !matches!(self.kind, SampleKind::OffCpu | SampleKind::Await));
+        brief.callers.retain(|caller| parts.callers && caller.contains("::"));
+        if !parts.places && !brief.callers.is_empty() {
+            brief.functions.iter_mut().for_each(|function| function.location.clear());
+        }
+        let is_waiting = matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
+        brief.leaf.take_if(|_| !is_waiting || !parts.leaves && !brief.callers.is_empty());
         let own = self.functions.iter().find(|function| !function.location.is_empty());
-        let of = own.filter(|_| !has_crate).and_then(|own| own.name.split_once("::"));
+        let of = own.filter(|_| !parts.crates).and_then(|own| own.name.split_once("::"));
         let of = of.map(|(of, _)| format!("{of}::")).filter(|of| !of.starts_with('<'));
         let own = |text: &mut String| {
             let Some(of) = &of else { return };
@@ -76,10 +87,12 @@ impl Hotspot {
             });
             *text = words.collect::<Vec<_>>().join(" ").replace("(src/", "(");
         };
+        let is_own = |function: &&FunctionShare| !function.location.is_empty();
+        let own_names: Vec<_> = self.functions.iter().filter(is_own).map(|it| &it.name).collect();
         for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
             let parts: Vec<_> = function.name.split("::").collect();
             if let [of, _, .., outer, last] = parts.as_slice()
-                && function.location.is_empty()
+                && !own_names.contains(&&function.name)
                 && !function.name.contains(['<', '[', ' '])
             {
                 function.name = format!("{of}::{outer}::{last}");
@@ -109,6 +122,32 @@ fn rounded<S: Serializer>(share: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64((share * 1e3).round() / 1e3)
 }
 
+/// What of hotspots is said where space is short.
+#[derive(Clone, Copy, Debug)]
+pub struct BriefParts {
+    /// The crate of own functions in modules, and `src/` of places.
+    pub crates: bool,
+    /// What calls them, from other modules.
+    pub callers: bool,
+    /// Where the functions are, beside their callers.
+    pub places: bool,
+    /// What they wait for, beside their callers.
+    pub leaves: bool,
+}
+
+impl BriefParts {
+    /// From much to little.
+    pub const LEVELS: [Self; 6] = {
+        let all = Self { crates: true, callers: true, places: true, leaves: true };
+        let callers = Self { crates: false, ..all };
+        let (without_places, without_leaves) =
+            (Self { places: false, ..callers }, Self { leaves: false, ..callers });
+        let without_callers = Self { callers: false, ..all };
+        let least = Self { crates: false, ..without_callers };
+        [all, callers, without_places, without_leaves, without_callers, least]
+    };
+}
+
 /// The hotspots of a profile, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Hotspots(pub(crate) Vec<Hotspot>);
@@ -130,11 +169,10 @@ impl Hotspots {
         }
     }
 
-    /// For where space is short: with less detail, and if it is very short, without the crate of own functions or what
-    /// calls them.
+    /// For where space is short.
     #[must_use]
-    pub fn brief(&self, has_crate: bool, has_callers: bool) -> Self {
-        Self(self.iter().map(|hotspot| hotspot.brief(has_crate, has_callers)).collect())
+    pub fn brief(&self, parts: BriefParts) -> Self {
+        Self(self.iter().map(|hotspot| hotspot.brief(parts)).collect())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
@@ -254,7 +292,10 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
     let share = |weight: u64| (weight as f64 / all as f64).min(1.0);
     let function = |number: usize, weight: u64| FunctionShare {
         name: calls.name(number).to_owned(),
-        location: calls.location_in(number, &samples),
+        location: match calls.is_own(number) {
+            true => calls.location_in(number, &samples),
+            false => String::new(),
+        },
         share: share(weight),
     };
     let deepest = calls.deepest_own(&samples, total);
@@ -280,6 +321,8 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
         is_more.then(|| calls.deepest_own(&inside, held).unwrap_or((number, held)))
     });
+    // The own code can be among callers that are not known.
+    let largest = largest.or_else(|| calls.deepest_without_callers(&samples, total));
     let Some((number, held)) = largest else { return fallback(profile, kind, &samples, share) };
     let inside: Vec<_> =
         samples.iter().filter(|sample| calls.is_in(sample, number)).copied().collect();
@@ -525,7 +568,9 @@ mod tests {
         let brief = |name: &str, location: &str| {
             let mut hotspots = Hotspots::for_test(name, 0.9);
             hotspots.locate_for_test(location);
-            hotspots.brief(false, false).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
+            hotspots.brief(BriefParts::LEVELS[5]).of(SampleKind::OnCpu).unwrap().functions[0]
+                .name
+                .clone()
         };
         assert_eq!(brief("render", "src/a.rs:1"), "render");
         assert_eq!(brief("shop_core::price", "src/lib.rs:4"), "shop_core::price");
@@ -543,12 +588,12 @@ mod tests {
         hotspot.functions = vec![share("app::web::list", "src/web.rs:4")];
         let leaf = "[lock likely held by `GET /b` at app::db::write (src/db.rs:2)]";
         (hotspot.leaf, hotspot.until) = (Some(share(leaf, "")), Some(until));
-        let brief_of_all = hotspot.brief(false, true);
+        let brief_of_all = hotspot.brief(BriefParts::LEVELS[1]);
         let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
         assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
         assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
         hotspot.functions[0].location = "old_src/web.rs:4".to_owned();
-        assert_eq!(hotspot.brief(false, true).functions[0].location, "old_src/web.rs:4");
+        assert_eq!(hotspot.brief(BriefParts::LEVELS[1]).functions[0].location, "old_src/web.rs:4");
         assert_eq!(
             brief_of_all.until.unwrap(),
             "`GET /a` left the thread after jobs::run (jobs.rs:7)"
@@ -924,6 +969,19 @@ mod tests {
             text,
             "80 % in shop::render (src/render.rs:20, called by handle), 100 % of that in copy_to_user"
         );
+        // Most callers are unknown.
+        let mut samples = Samples::new();
+        let build = "regex::build at regex-1.13.1/src/lib.rs:2";
+        for (leaf, count) in [("regex::next", 40), ("regex::add", 30), ("memcpy", 20)] {
+            let names = [leaf, build];
+            let mut stack: Vec<_> = names.map(|name| samples.location(name, 9)).into();
+            stack.push(samples.0.add_remark(CALLERS_NOT_COPIED));
+            samples.add_locations(SampleKind::OnCpu, Leaf::Ran, stack, &vec![MS; count]);
+        }
+        samples.ran(&[RENDER, MAIN], 10);
+        assert_eq!(samples.ran_in(), "90 % in regex::build, 44 % of that in regex::next");
+        let mut samples = Samples::new();
+        samples.ran(&[RENDER, HANDLE], 100);
         // Time in the kernel of which only the sum is known.
         let remark = samples.0.add_remark("[kernel]");
         samples.add_locations(SampleKind::OnCpu, Leaf::Ran, vec![remark], &[400 * MS]);
