@@ -9,7 +9,7 @@ use crate::sampler::RunDelay;
 use crate::stats::Counters;
 use crate::sys::Schedstat;
 
-/// A reading takes up to 10 µs, as the file is opened for each, and those of all threads 1 % of a core.
+/// Readings of all threads take 1 % of a core if one takes 10 µs: the file is opened for each.
 const A_READING_NS: u64 = 1_000_000;
 /// The pause after a failure. There may be files again by then.
 const RETRY_NS: u64 = 1_000_000_000;

@@ -71,9 +71,6 @@ impl Hotspot {
     fn brief(&self, parts: BriefParts) -> Self {
         let mut brief = self.clone();
         brief.callers.retain(|caller| parts.callers && caller.contains("::"));
-        if !parts.places && !brief.callers.is_empty() {
-            brief.functions.iter_mut().for_each(|function| function.location.clear());
-        }
         let is_waiting = matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
         brief.leaf.take_if(|_| !is_waiting || !parts.leaves && !brief.callers.is_empty());
         let own = self.functions.iter().find(|function| !function.location.is_empty());
@@ -87,12 +84,10 @@ impl Hotspot {
             });
             *text = words.collect::<Vec<_>>().join(" ").replace("(src/", "(");
         };
-        let is_own = |function: &&FunctionShare| !function.location.is_empty();
-        let own_names: Vec<_> = self.functions.iter().filter(is_own).map(|it| &it.name).collect();
         for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
             let parts: Vec<_> = function.name.split("::").collect();
             if let [of, _, .., outer, last] = parts.as_slice()
-                && !own_names.contains(&&function.name)
+                && function.location.is_empty()
                 && !function.name.contains(['<', '[', ' '])
             {
                 function.name = format!("{of}::{outer}::{last}");
@@ -102,6 +97,9 @@ impl Hotspot {
             own(&mut function.location);
         }
         brief.callers.iter_mut().chain(&mut brief.until).for_each(own);
+        if !parts.places && !brief.callers.is_empty() {
+            brief.functions.iter_mut().for_each(|function| function.location.clear());
+        }
         brief
     }
 }
@@ -599,6 +597,17 @@ mod tests {
             "`GET /a` left the thread after jobs::run (jobs.rs:7)"
         );
         assert_eq!(brief("<app::A as app::B>::run", "src/b.rs:4"), "<app::A as app::B>::run");
+        hotspot.callers = vec!["app::jobs::run".to_owned()];
+        let [whole, short, without_places, without_leaves, ..] =
+            BriefParts::LEVELS.map(|parts| hotspot.brief(parts));
+        assert_eq!(
+            (&whole.callers[0], &short.callers[0]),
+            (&hotspot.callers[0], &"jobs::run".into())
+        );
+        let place = |it: &Hotspot| (it.functions[0].location.is_empty(), it.leaf.is_none());
+        let places = [&whole, &without_places, &without_leaves].map(place);
+        assert_eq!(places, [(false, false), (true, false), (false, true)]);
+        assert_eq!(without_places.functions[0].name, "web::list");
     }
 
     const MS: u64 = 1_000_000;
