@@ -30,9 +30,7 @@ pub(super) fn search_holders(
     if due.is_empty() {
         return;
     }
-    if captures.filters_are_due(now_ns) {
-        sys::read_filters();
-    }
+    captures.read_filters(now_ns);
     due.retain_mut(|wait| wait.sought.begin());
     if due.is_empty() {
         return;

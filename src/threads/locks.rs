@@ -77,7 +77,8 @@ pub(crate) struct OnStack {
 }
 
 /// A condition variable of the standard library has its mutex this near to the stack pointer while it waits: 5 words have been
-/// seen, and 53 of one who holds a mutex and waits for a message.
+/// seen, and 53 of one who holds a mutex and waits for a message. A word that an earlier call left there hides who holds it and
+/// waits for another condition variable.
 const WORDS_OF_CONDVAR: usize = 16;
 
 pub(super) fn locks_in(

@@ -48,9 +48,8 @@ impl ReadingBudget {
         } else {
             self.times
         };
-        let has_changed = (times - self.times).abs() > f64::EPSILON;
-        self.times = times;
-        has_changed.then_some(times)
+        let before = std::mem::replace(&mut self.times, times);
+        ((times - before).abs() > f64::EPSILON).then_some(times)
     }
 }
 

@@ -25,11 +25,12 @@ pub(super) struct RunDelayReader {
 }
 
 impl RunDelayReader {
-    /// Reads that of a thread in a span past its sampling delay, and publishes it to the thread's hooks.
-    pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
+    /// Reads that of a thread in a span past its sampling delay, and publishes it to the thread's hooks. Returns how often
+    /// the thread was given a CPU since the last reading, 0 if that is not known.
+    pub(super) fn read(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) -> u64 {
         let pause_ns = A_READING_NS.saturating_mul(scanner.slow_threads);
         if scanner.now_ns < self.read_ns.saturating_add(pause_ns) {
-            return;
+            return 0;
         }
         self.read_ns = scanner.now_ns;
         // Before it is read, so that nothing that is read is later.
@@ -42,11 +43,13 @@ impl RunDelayReader {
                     Some((_, at, _)) => at,
                     None => 0,
                 };
-                let before = self.last.map_or(read.run_delay_ns, |(last, ..)| last.run_delay_ns);
-                scanner.is_starved |= read.run_delay_ns.saturating_sub(before) >= STARVED_NS;
+                let before = self.last.map_or(read, |(last, ..)| last);
+                let delayed_ns = read.run_delay_ns.saturating_sub(before.run_delay_ns);
+                scanner.is_starved |= delayed_ns >= STARVED_NS;
                 self.last = Some((read, at, ran_at));
-                let read = RunDelay { at, ns: read.run_delay_ns, ran_at };
-                cursor.session.run_delay.set(read, cursor.thread.last_hook_at());
+                let delay = RunDelay { at, ns: read.run_delay_ns, ran_at };
+                cursor.session.run_delay.set(delay, cursor.thread.last_hook_at());
+                return read.runs.saturating_sub(before.runs);
             }
             Err(_) if cursor.thread.is_over() => {}
             Err(_) => {
@@ -54,5 +57,6 @@ impl RunDelayReader {
                 Counters::add(&scanner.intake.counters.waits.run_delays_unread, 1);
             }
         }
+        0
     }
 }

@@ -66,10 +66,9 @@ impl SampledThread {
             self.detector.end(&self.cursor, scanner);
             return ScanResult::OutsideSpans;
         }
-        if self.attachment.is_slow {
-            self.run_delay.read(&self.cursor, scanner);
-        }
-        self.detector.scan(&self.cursor, self.attachment.is_slow, scanner)
+        let is_slow = self.attachment.is_slow;
+        let runs = if is_slow { self.run_delay.read(&self.cursor, scanner) } else { 0 };
+        self.detector.scan(&self.cursor, is_slow, runs, scanner)
     }
 
     pub(crate) fn waiting(&self) -> Option<&WaitingThread> {

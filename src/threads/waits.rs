@@ -47,8 +47,8 @@ pub(crate) struct CaptureBudget {
     left: CpuBudget,
     /// For the search for holders of locks.
     pub(super) searches: CpuBudget,
-    /// When the seccomp filters were last checked.
-    filters_ns: Option<u64>,
+    /// When the seccomp filters are to be read again.
+    filters_due_ns: u64,
     /// The warning, until it is logged, that blocked threads cannot be inspected, so waits lack stacks or are missing.
     pub(super) unseen: Option<LogEvent>,
     has_noted_unseen: bool,
@@ -56,7 +56,7 @@ pub(crate) struct CaptureBudget {
 
 impl CaptureBudget {
     pub(super) fn new(left: CpuBudget) -> Self {
-        Self { left, searches: SEARCHES, filters_ns: None, unseen: None, has_noted_unseen: false }
+        Self { left, searches: SEARCHES, filters_due_ns: 0, unseen: None, has_noted_unseen: false }
     }
 
     fn has_half(&mut self, now_ns: u64) -> bool {
@@ -71,17 +71,13 @@ impl CaptureBudget {
         }
         let what = match is_blocked {
             Some(_) => "waits have their length and no stack",
-            None => {
-                "there are no waits in profiles, since nothing says whether a thread is blocked or waits for a CPU"
-            }
+            None => "there are no waits in profiles, as nothing says which threads are blocked",
         };
         let why = match error.kind() {
             io::ErrorKind::PermissionDenied => {
                 ": the program has changed its user, has file capabilities, or is not dumpable"
             }
-            io::ErrorKind::NotFound => {
-                ": is /proc mounted, and that of this process' PID namespace?"
-            }
+            io::ErrorKind::NotFound => ": is /proc mounted, of this process' PID namespace?",
             _ => "",
         };
         let message = format!("{what}: cannot read /proc/self/task/TID/syscall ({error}){why}");
@@ -89,14 +85,12 @@ impl CaptureBudget {
         self.has_noted_unseen = true;
     }
 
-    /// Whether to check the filters again. That takes as long as a capture.
-    pub(super) fn filters_are_due(&mut self, now_ns: u64) -> bool {
-        const EVERY_NS: u64 = 100_000_000;
-        let is_due = self.filters_ns.is_none_or(|then| now_ns.saturating_sub(then) >= EVERY_NS);
-        if is_due {
-            self.filters_ns = Some(now_ns);
+    /// Reads the seccomp filters, if that is due: it takes as long as a capture.
+    pub(super) fn read_filters(&mut self, now_ns: u64) {
+        if now_ns >= self.filters_due_ns {
+            self.filters_due_ns = now_ns + 100_000_000;
+            sys::read_filters();
         }
-        is_due
     }
 }
 
@@ -186,21 +180,24 @@ impl BlockDetector {
         Self { was_within_delay: !is_attached, ..Self::default() }
     }
 
-    /// Captures a wait only if the thread `is_slow`: one of its spans is past its sampling delay.
+    /// Captures a wait only if the thread `is_slow`: one of its spans is past its sampling delay. It was given a CPU `runs`
+    /// times since the last scan, as far as is known.
     pub(crate) fn scan(
         &mut self,
         cursor: &ThreadCursor,
         is_slow: bool,
+        mut runs: u64,
         scanner: &mut Scanner<'_>,
     ) -> ScanResult {
         if let Some(waiting) = &mut self.waiting {
-            match waiting.end(cursor, scanner) {
+            match waiting.end(cursor, runs, scanner) {
                 None => {
                     waiting.lasted_until_ns = scanner.now_ns;
                     return ScanResult::StillWaiting { waited_ns: waiting.waited_ns() };
                 }
                 Some(ended) => self.finish(ended, scanner),
             }
+            runs = 0;
         }
         if !scanner.waits {
             // The records are not needed.
@@ -219,7 +216,7 @@ impl BlockDetector {
         if cursor.thread.is_in_hook() || !scanner.waits {
             return ScanResult::Busy;
         }
-        let since = self.waits_since(cursor, scanner);
+        let since = self.waits_since(cursor, runs, scanner);
         self.was_within_delay = false;
         if let Some((since_ns, proof, passed_delay)) = since {
             let waited_ns = scanner.now_ns.saturating_sub(since_ns);
@@ -261,7 +258,7 @@ impl BlockDetector {
 
     pub(crate) fn end(&mut self, cursor: &ThreadCursor, scanner: &mut Scanner<'_>) {
         if let Some(waiting) = &self.waiting {
-            let ended = waiting.end(cursor, scanner);
+            let ended = waiting.end(cursor, 0, scanner);
             self.finish(ended.unwrap_or((waiting.lasted_until_ns, None)), scanner);
         }
     }
@@ -300,6 +297,7 @@ impl BlockDetector {
     fn waits_since(
         &mut self,
         cursor: &ThreadCursor,
+        runs: u64,
         scanner: &Scanner<'_>,
     ) -> Option<(u64, Proof, bool)> {
         let (now_ns, counters) = (scanner.now_ns, &scanner.intake.counters);
@@ -325,12 +323,13 @@ impl BlockDetector {
         let base = last.map(|last| (last.time_ns, last.cpu_ns)).or(hook);
         let (base_ns, base_cpu_ns) = base.unwrap_or((now_ns, cpu_ns));
         let stood_still = last.filter(|last| last.cpu_ns == cpu_ns);
-        // If the thread ran in between, all of the off-CPU time is assumed to follow.
+        // If the thread ran in between, the off-CPU time is assumed to follow: of several waits, the mean.
         let off_ns =
             now_ns.saturating_sub(base_ns).saturating_sub(cpu_ns.saturating_sub(base_cpu_ns));
+        let mean_ns = if last.is_some() { off_ns / (runs + 1) } else { off_ns };
         let (idle_since_ns, passed_delay) = match stood_still {
             Some(last) => (last.idle_since_ns, last.passed_delay),
-            None => (now_ns.saturating_sub(off_ns).max(hooked_ns), self.was_within_delay),
+            None => (now_ns.saturating_sub(mean_ns).max(hooked_ns), self.was_within_delay),
         };
         self.last = Some(CpuReading { time_ns: now_ns, cpu_ns, idle_since_ns, passed_delay });
         let records = cursor.switches().filter(|_| self.full_at.is_none());
@@ -387,7 +386,7 @@ impl WaitingThread {
     }
 
     /// When the thread ran again, if it did.
-    fn end(&self, cursor: &ThreadCursor, scanner: &Scanner<'_>) -> Option<EndedWait> {
+    fn end(&self, cursor: &ThreadCursor, runs: u64, scanner: &Scanner<'_>) -> Option<EndedWait> {
         match self.proof {
             Proof::Switches(position) => {
                 let ring = cursor.switches()?;
@@ -415,11 +414,12 @@ impl WaitingThread {
                 };
                 let ran_ns = until_cpu_ns.saturating_sub(before);
                 let off_ns = until_ns.saturating_sub(self.lasted_until_ns).saturating_sub(ran_ns);
-                // All off-CPU time up to this reading belongs to this wait, unless the thread is blocked again. When
-                // it ran in between is not known then, so each wait gets half.
+                // When the thread ran in between is not known, so this wait, those after it, and the one in which it is
+                // blocked again, each get the mean of the off-CPU time up to this reading.
                 let waits_again = hook.is_none() && is_blocked(cursor.thread.tid());
-                let next_ns = if waits_again { off_ns / 2 } else { 0 };
-                let off_ns = off_ns - next_ns;
+                let ended = if hook.is_some() { 1 } else { runs.max(1) };
+                let off_ns = off_ns / (ended + u64::from(waits_again));
+                let next_ns = if waits_again { off_ns } else { 0 };
                 let reading = CpuReading {
                     time_ns: until_ns,
                     cpu_ns: until_cpu_ns,
@@ -477,9 +477,7 @@ fn capture(
 ) -> Option<WaitingThread> {
     let mut stack = Stack { end: UnwindEnd::Lost, ..Stack::new() };
     let mut sought = HolderSearch::default();
-    if scanner.captures.filters_are_due(scanner.now_ns) {
-        sys::read_filters();
-    }
+    scanner.captures.read_filters(scanner.now_ns);
     match Blocked::of(cursor.thread.tid()) {
         Ok(Some(Blocked { call, sp, pc })) => {
             stack.waited = Some(StackLeaf::In(call));

@@ -308,7 +308,7 @@ pub struct Schedstat {
     pub(crate) cpu_ns: u64,
     /// For how long it could have run and had no CPU, also when its control group was throttled. Counts when that ends.
     pub run_delay_ns: u64,
-    pub(crate) runs: u64,
+    pub runs: u64,
 }
 
 #[cfg(test)]
