@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, join, select};
@@ -161,10 +162,15 @@ fn awaits_are_shown_at_their_own_function_and_leaf() {
             // A sample that was not unwound can be captured as an await and as a delay.
             awaits.captured.saturating_sub(2 * awaits.dropped_over_budget)
         };
+        let mut pause = 20 * MS;
         while captured() < enough {
-            // More often, and unwinding would exceed its budget.
-            std::thread::sleep(20 * MS);
+            let dropped = setup.handle.stats().awaits.dropped_over_budget;
+            std::thread::sleep(pause);
             leaves.iter().for_each(|it| it.happen());
+            // More often, and unwinding would exceed its budget; on a busy machine already now.
+            if setup.handle.stats().awaits.dropped_over_budget > dropped {
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
         }
         stop.store(true, Ordering::Relaxed);
         for task in tasks {
