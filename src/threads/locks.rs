@@ -77,9 +77,9 @@ pub(crate) struct OnStack {
 }
 
 /// A condition variable of the standard library has its mutex this near to the stack pointer while it waits: 5 words have been
-/// seen, and 53 of one who holds a mutex and waits for a message. A word that an earlier call left there hides who holds it and
-/// waits for another condition variable.
-const WORDS_OF_CONDVAR: usize = 16;
+/// seen, with musl 16; and at least 53 of one who holds a mutex and waits for a message. A word that an earlier call left there
+/// hides who holds it and waits for another condition variable.
+const WORDS_OF_CONDVAR: usize = 24;
 
 pub(super) fn locks_in(
     words: impl Iterator<Item = u64>,

@@ -290,10 +290,7 @@ fn who_holds_a_lock_is_named_and_marked_as_inferred() {
             }
         }
         println!("{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}");
-        assert!(
-            right * 100 >= 95 * CASES,
-            "{source:?}: {right} right, missing {missing:#?}, wrong {wrong:#?}"
-        );
+        assert!(right * 100 >= 95 * CASES && wrong.is_empty(), "see above");
     }
 }
 
