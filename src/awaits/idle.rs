@@ -216,8 +216,7 @@ impl Idle {
         let on_waker = on_waker.filter(|last| has_left(last) && !is_own(last));
         let after = last.filter(has_left).or(on_waker);
         let is_other = |waking: &Waking| waking.span.is_none_or(|(_, root)| root != outermost.key);
-        let Waking { span: waker, stack, .. } = waking.filter(is_other).unwrap_or_default();
-        let (waker, mut stack) = (waker.map(|(span, _)| span), stack);
+        let Waking { span: waker, mut stack, .. } = waking.filter(is_other).unwrap_or_default();
         let amounts = [(since, await_weight), (woken_at, delay_weight)];
         let mut amounts = amounts.map(|(at, it)| (at, awaits.weight_ns(it)));
         let entered_ns = awaits.weight_ns(entered);
@@ -232,7 +231,7 @@ impl Idle {
                 leaves.stacks.waker = stack.take();
                 awaits.push(CopiedSample {
                     after,
-                    woken_in: waker,
+                    woken_in: waker.map(|(span, _)| span),
                     behind,
                     entered_ns,
                     ..await_sample(leaves, amounts)

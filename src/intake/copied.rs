@@ -98,24 +98,23 @@ impl Intake {
 
     /// What an await or a scheduling delay shows besides the stack of the leaf.
     fn idle_leaf(&self, of: KindWeight, sample: &CopiedSample, stack: &Stack) -> Option<StackLeaf> {
-        match of.kind {
-            SampleKind::Delay => Some(self.delayed(sample.behind)),
-            SampleKind::Await
-                if sample.entered_ns >= of.weight.max(MS) && stack.waited.is_none() =>
-            {
+        match (of.kind, stack.waited) {
+            (SampleKind::Delay, _) => Some(self.delayed(sample.behind)),
+            (SampleKind::Await, None) if sample.entered_ns >= of.weight.max(MS) => {
                 // Three digits of it, so that there are few different ones.
                 let ms = sample.entered_ns / MS;
                 let least = 1 << ms.ilog2().saturating_sub(2);
                 Some(StackLeaf::WhileEntered(ms / least * least))
             }
-            SampleKind::Await if stack.waited.is_none() => {
+            // Of several leaves, none was seen to be ready before that span left the thread.
+            (SampleKind::Await, None | Some(StackLeaf::OneOf(_))) => {
                 let left = sample.after.map(|span| StackLeaf::AwaitingUntil(self.name(span)));
                 let woken_in = sample.woken_in.map(|span| self.name(span));
                 let is_known = woken_in.is_some() || !stack.elsewhere.is_empty();
                 let woken = StackLeaf::WokenIn(woken_in.unwrap_or(Holder::NO_SPAN));
-                left.or(is_known.then_some(woken))
+                left.or(stack.waited).or(is_known.then_some(woken))
             }
-            _ => stack.waited,
+            (_, waited) => waited,
         }
     }
 

@@ -14,7 +14,6 @@ use super::job::{Job, ShutdownDeadline, UnnamedProfile};
 use super::memory::MemoryReservation;
 use super::outbox::HeldProfile;
 use crate::budget::passed;
-use crate::facts::Facts;
 use crate::keep::{Kept, KeptSpan, Reservation};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{Compared, Hotspot, Hotspots, Profile, SampleKind, Symbolized};
@@ -28,7 +27,7 @@ use crate::sys::{self, Files, FilesGuard};
 /// The symbolizer is dropped after this long without a profile.
 const FORGET_AFTER: Duration = Duration::from_secs(30);
 
-/// Of these, it is known where they ran.
+/// Of these, it is known where they were.
 const MOST_RECENT: usize = 32;
 
 /// A program that loads its plugins again and again, from a new file each time, can have any number of them.
@@ -45,7 +44,7 @@ pub(super) struct SymbolsThread {
     pub(super) symbolizer: Option<(FilesGuard<Symbolizer>, Instant)>,
     /// The problems that were logged, by file.
     pub(super) reported: HashSet<(Discriminant<SymbolProblem>, Option<String>)>,
-    /// The last kept spans that ran in one function: name, begin and end, and the function. The latest first.
+    /// The last kept spans that were mostly in one function: name, begin and end, and the function. The latest first.
     pub(super) recent: VecDeque<(String, [u64; 2], String)>,
 }
 
@@ -115,7 +114,7 @@ impl SymbolsThread {
         report.waits = profile.waits();
         report.awaits = profile.awaits();
         report.hotspots = profile.hotspots();
-        self.place(&profile.spans, &mut report.hotspots);
+        self.place(&profile, &mut report.hotspots);
         // Of further spans, it is not known which are inside others.
         let is_topmost = profile.spans.iter().map(|span| span.is_topmost);
         let is_topmost = is_topmost.chain(std::iter::repeat(true));
@@ -137,12 +136,11 @@ impl SymbolsThread {
     }
 
     /// Says in which functions spans were that left the thread of the first one, and remembers in which that one was.
-    fn place(&mut self, spans: &[Facts], hotspots: &mut Hotspots) {
-        let Some(first) = spans.first() else { return };
+    fn place(&mut self, profile: &Profile, hotspots: &mut Hotspots) {
+        let Some(first) = profile.spans.first() else { return };
         let (from_ns, to_ns) = (first.start_unix_ns, first.start_unix_ns + first.times.wall_ns);
         hotspots.place_until(|name| {
-            let recent = self.recent.iter();
-            let at_once = recent.filter(|(of, [begin_ns, end_ns], _)| {
+            let at_once = self.recent.iter().filter(|(of, [begin_ns, end_ns], _)| {
                 of == name && *begin_ns < to_ns && from_ns < *end_ns
             });
             // It is not known which of several it was.
@@ -150,9 +148,13 @@ impl SymbolsThread {
             let place = places.next()?;
             places.all(|other| other == place).then(|| place.clone())
         });
-        let is_alone = spans.iter().skip(1).all(|span| !span.is_topmost);
-        let ran = hotspots.of(SampleKind::OnCpu).filter(|_| is_alone);
-        if let Some(place) = ran.and_then(Hotspot::place) {
+        let is_alone = profile.spans.iter().skip(1).all(|span| !span.is_topmost);
+        let [(ran_ns, ran), (blocked_ns, blocked)] = [SampleKind::OnCpu, SampleKind::OffCpu]
+            .map(|kind| (profile.total(kind), hotspots.of(kind)));
+        // Spans inside it that are on other threads may be what was blocked.
+        let is_blocked = blocked_ns > ran_ns && first.times.covers_subtree();
+        let was_in = if is_blocked { blocked } else { ran };
+        if let Some(place) = was_in.filter(|_| is_alone).and_then(Hotspot::place) {
             self.recent.truncate(MOST_RECENT - 1);
             self.recent.push_front((first.name(), [from_ns, to_ns], place));
         }

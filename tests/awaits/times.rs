@@ -165,12 +165,24 @@ fn is_behind_a_blocker(stays_open: bool) {
 /// The thread that would see that a time has passed is blocked then, so that it looks like a long await.
 #[test]
 fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
+    [false, true].into_iter().for_each(is_kept_from_seeing);
+}
+
+/// `is_limited` says whether the future awaits a timeout at the same time, as HTTP clients do.
+fn is_kept_from_seeing(is_limited: bool) {
     // The thread may lose its CPU for a while when it has left the span.
     let is_named = (0..8).any(|_| {
         let setup = Setup::new("0ms");
         setup.run(|| {
             with_subscriber(&setup, Builder::new_current_thread()).block_on(async {
-                let request = sleep(20 * MS).instrument(info_span!("request")).profiled();
+                let request = async move {
+                    let awaited = sleep(20 * MS);
+                    match is_limited {
+                        true => timeout(100 * SAMPLE, awaited).await.unwrap(),
+                        false => awaited.await,
+                    }
+                };
+                let request = request.instrument(info_span!("request")).profiled();
                 let request = tokio::spawn(request);
                 tokio::task::yield_now().await;
                 info_span!("blocker").in_scope(|| thread::sleep(300 * MS));
@@ -188,7 +200,7 @@ fn an_await_names_the_span_that_kept_the_thread_from_seeing_its_end() {
         awaits.flatten().any(|leaf| *leaf == left)
             && profile.headline.contains(", until `blocker` left the thread")
     });
-    assert!(is_named);
+    assert!(is_named, "{is_limited}");
 }
 
 /// What it waited for is in the hands of the other span. What its own span does on another
@@ -627,9 +639,23 @@ fn converts(length: Duration) {
     while start.elapsed() < length {}
 }
 
-/// Of a pool with one thread.
 #[test]
 fn who_had_the_thread_of_a_pool_is_named_with_its_function() {
+    is_named_in_a_pool(converts, "awaits::times::converts (awaits/times.rs:");
+}
+
+#[inline(never)]
+fn prints(length: Duration) {
+    thread::sleep(length);
+}
+
+#[test]
+fn who_blocked_the_thread_of_a_pool_is_named_with_its_function() {
+    is_named_in_a_pool(prints, "awaits::times::prints (awaits/times.rs:");
+}
+
+/// Of a pool with one thread.
+fn is_named_in_a_pool(work: fn(Duration), place: &str) {
     // The thread may lose its CPU between both.
     let is_named = (0..8).any(|_| {
         let setup = Setup::new("0ms");
@@ -638,8 +664,7 @@ fn who_had_the_thread_of_a_pool_is_named_with_its_function() {
         setup.run(|| {
             with_subscriber(&setup, builder).block_on(async {
                 let span = info_span!("convert");
-                let busy =
-                    tokio::task::spawn_blocking(move || span.in_scope(|| converts(300 * MS)));
+                let busy = tokio::task::spawn_blocking(move || span.in_scope(|| work(300 * MS)));
                 let request = async { tokio::task::spawn_blocking(|| ()).await.unwrap() };
                 request.instrument(info_span!("request")).profiled().await;
                 busy.await.unwrap();
@@ -647,9 +672,8 @@ fn who_had_the_thread_of_a_pool_is_named_with_its_function() {
         });
         let profiles = setup.profiles();
         let request = profiles.iter().find(|it| it.spans[0].span == "request").unwrap();
-        let until =
-            ", until `convert` left the thread after awaits::times::converts (awaits/times.rs:";
-        request.headline.contains(until)
+        let until = format!(", until `convert` left the thread after {place}");
+        request.headline.contains(&until)
     });
-    assert!(is_named);
+    assert!(is_named, "{place}");
 }

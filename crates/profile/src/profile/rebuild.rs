@@ -271,8 +271,8 @@ impl Rebuilding<'_> {
         let is_most = |of: &&Vec<_>| others.iter().filter(|it| it == of).count() * 2 > others.len();
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
         let others = most.map(|stack| self.to.awaited(stack)).unwrap_or_default();
-        let awaited = shown.first().map(|stack| self.to.awaited(stack.iter().copied()));
-        let is_shared = awaited.is_some_and(|awaited| is_shared(&awaited));
+        let mut awaited = shown.iter().map(|stack| self.to.awaited(stack.iter().copied()));
+        let is_shared = awaited.all(|awaited| is_shared(&awaited));
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = ShownStacks { stacks, hidden, others, elsewhere, is_shared, is_short };
         let shown = Rc::new(shown);
