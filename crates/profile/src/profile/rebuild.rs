@@ -272,7 +272,7 @@ impl Rebuilding<'_> {
         let most = others.iter().find(is_most).map(|stack| stack.iter().copied());
         let others = most.map(|stack| self.to.awaited(stack)).unwrap_or_default();
         let mut awaited = shown.iter().map(|stack| self.to.awaited(stack.iter().copied()));
-        let is_shared = awaited.all(|awaited| is_shared(&awaited));
+        let is_shared = !shown.is_empty() && awaited.all(|awaited| is_shared(&awaited));
         let stacks = shown.into_iter().map(|stack| self.to.add_stack(stack)).collect();
         let shown = ShownStacks { stacks, hidden, others, elsewhere, is_shared, is_short };
         let shown = Rc::new(shown);
