@@ -70,9 +70,10 @@ pub(crate) struct BySpan<T>(Box<[Mutex<Known<T>>]>);
 type Known<T> = Option<(SpanKey, T)>;
 
 const SPAN_BITS: u32 = 10;
-/// The bytes of a message and of an error that are read, and the characters of both that are shown.
+/// The bytes of a message and of an error that are read, and the characters of both that are shown, and of their end.
 const MAX_BYTES: usize = 1_024;
-const MAX_CHARS: usize = 72;
+const MAX_CHARS: usize = 92;
+const END_CHARS: usize = 32;
 /// A shorter text can be part of any other.
 const MIN_SAID: usize = 8;
 /// What is logged later can be of another panic that said the same.
@@ -191,8 +192,8 @@ impl LoggedError {
         if all <= MAX_CHARS {
             return (*line).into();
         }
-        let half = |skipped| line.chars().skip(skipped).take(MAX_CHARS / 2);
-        half(0).chain(['…']).chain(half(all - MAX_CHARS / 2)).collect::<String>().into()
+        let beginning = line.chars().take(MAX_CHARS - END_CHARS);
+        beginning.chain(['…']).chain(line.chars().skip(all - END_CHARS)).collect::<String>().into()
     }
 }
 
@@ -303,14 +304,18 @@ mod tests {
         let refused: &dyn tracing::field::Value = &"refused\n";
         assert_eq!(said([Some(&"no offers"), Some(refused), Some(&7)]), r"no offers: refused\n");
         assert_eq!(said([None, Some(refused), None]), r"refused\n");
-        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 73);
+        assert_eq!(said([Some(&long.as_str()), None, None]).chars().count(), 93);
         let chain = format!("no offers: {}: name not known", "x".repeat(200));
         let line = said([Some(&chain.as_str()), None, None]);
         assert!(
             line.starts_with("no offers: xx") && line.ends_with("xx: name not known"),
             "{line}"
         );
-        let hidden = format!("{} acme secret", "x".repeat(75));
+        let status =
+            format!("permit 7: no signature: status (404 Not Found) for {}/keys", "x".repeat(90));
+        let line = said([Some(&status.as_str()), None, None]);
+        assert!(line.contains("(404 Not Found) for xx") && line.ends_with("xx/keys"), "{line}");
+        let hidden = format!("{} acme secret", "x".repeat(95));
         assert!(said([Some(&hidden.as_str()), None, None]).ends_with("x [redacted]"));
         struct Panics;
         impl fmt::Debug for Panics {

@@ -14,7 +14,7 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, BriefParts, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
+    Awaits, BRIEF_PARTS, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
 use crate::text::ms;
 
@@ -168,11 +168,11 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
     };
     let mut best = (whole, said);
     // Beside an error it matters less what was awaited.
-    for parts in BriefParts::LEVELS.into_iter().filter(|parts| parts.leaves || is_error_said) {
+    for parts in BRIEF_PARTS.into_iter().filter(|parts| parts.contains("leaves") || is_error_said) {
         let shorter = brief(parts);
         // Beside code that is named, a lesser reason is worth no path.
-        let is_better = shorter.1 > best.1 && (parts.crates || !best.0.contains(" in "));
-        if is_long(&best.0) || is_better {
+        let is_more = shorter.1 > best.1 && (parts.contains("crates") || !best.0.contains(" in "));
+        if is_long(&best.0) || is_more {
             best = shorter;
         }
     }
@@ -361,10 +361,8 @@ fn unseen(first: &KeptSpan, kept: &Kept) -> Option<String> {
     let is_most = |ns| ns >= WAIT_NS && ns > wall_ns / 2;
     let stopped_ns = first.stopped_ns;
     if stopped_ns >= LEAST_STOP_NS && is_most(stopped_ns) {
-        return Some(format!(
-            "the process was stopped or the machine paused for {}",
-            Ns(stopped_ns)
-        ));
+        let stopped = Ns(stopped_ns);
+        return Some(format!("the process was stopped or the machine paused for {stopped}"));
     }
     let (seen, seen_ns) = match kept.hotspot(SampleKind::OffCpu) {
         Some(_) => (kept.waits.count as u64, nanoseconds(kept.waits.total)),
@@ -424,10 +422,7 @@ fn place(slower_in: &SlowerIn) -> Option<(String, u64)> {
     let place = match quantity {
         Quantity::Wall(TimeKind::Unmeasured, _) => return None,
         // On-CPU is what is expected.
-        Quantity::Wall(TimeKind::OnCpu, _) => match text.strip_prefix("on-CPU in ") {
-            Some(function) => format!("in {function}"),
-            None => text,
-        },
+        Quantity::Wall(TimeKind::OnCpu, _) => text.replacen("on-CPU in ", "in ", 1),
         Quantity::Wall(TimeKind::Await, _) => text.replacen("await", "awaiting", 1),
         Quantity::Wall(TimeKind::OtherSpans, _) => format!("in {text}"),
         _ => text,
@@ -865,6 +860,10 @@ mod tests {
         let callee = "53 % of that in core::ptr::copy_nonoverlapping";
         let waited = "kept `test`: 1.30 s waiting for a CPU";
         assert_eq!(line(&kept), format!("{waited}; 1.29 s on-CPU, 93 % in {function}, {callee}"));
+        // The report has what part of that was sampled.
+        kept.coverage = Some(0.6);
+        assert_eq!(line(&kept), format!("{waited}; 1.29 s on-CPU, 93 % in {function}, {callee}"));
+        kept.coverage = None;
         // The lesser part of a line that names code.
         let allocated_bytes = 1 << 30;
         let allocations =
@@ -1002,6 +1001,21 @@ mod tests {
             assert!(line(&kept).starts_with(&expected), "{}", line(&kept));
             assert!(!line(&kept).contains("logged at"));
         }
+    }
+
+    #[test]
+    fn what_an_error_says_is_worth_more_than_where_and_what_was_awaited() {
+        let mut kept = kept();
+        let times = &mut kept.spans[0].facts.times;
+        (times.wall_ns, times.idle_ns, times.subtree_on_cpu_ns) =
+            (1_210_000_000, 1_200_000_000, 9_000_000);
+        kept.awaits = Awaits::for_test(Duration::from_millis(1_180));
+        kept.hotspots = Hotspots::of_awaits_for_test(1.0);
+        kept.hotspots.nest_for_test("shop::keys::sign", "tokio::time::sleep");
+        let error = "e".repeat(115);
+        kept.spans[0].error = Some((error.as_str().into(), false));
+        let awaited = "1.18 s awaiting in shop::fetch (called by keys::sign)";
+        assert_eq!(line(&kept), format!("kept `test`: error \"{error}\"; {awaited}"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Hotspots {
             callers: Vec::new(),
             leaf: None,
             beside: None,
-            until: None,
+            added: None,
             is_certain: true,
         }])
     }

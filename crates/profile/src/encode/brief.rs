@@ -136,7 +136,9 @@ impl<'a> Brief<'a> {
         };
         let functions = kinds.iter().flat_map(of_kind).map(|(_, row)| row).collect();
         let headline = match profile.headline.as_str() {
-            "" => profile.hotspots().iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            "" => {
+                profile.hotspots().0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+            }
             headline => headline.to_owned(),
         };
         let id = (profile.id != ProfileId::NONE).then(|| profile.id.to_string().into());

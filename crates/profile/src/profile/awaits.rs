@@ -126,7 +126,7 @@ pub(super) fn called(frames: &[SourceFunction<'_>]) -> String {
 }
 
 /// What the innermost function of the program awaits: the future that it polls or, if that only polls another one
-/// (`Pin`, `PollFn`), that one. If that waits for a place in a pool, the pool.
+/// (`Pin`, `PollFn`), that one. If that waits for a place in a pool, the pool; if for a name's addresses, what resolves it.
 pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
     let inner = frames.iter().take(own_number(frames)).rev();
     let futures = inner.map(|frame| (frame.origin, future_of(frame)));
@@ -136,7 +136,8 @@ pub(super) fn awaited(frames: &[SourceFunction<'_>]) -> String {
         !forwards && crate_of(name).is_some()
     };
     let pool = futures.iter().find(|(_, name)| name.contains("::Pool::"));
-    let telling = pool.or_else(|| futures.iter().find(is_telling)).or_else(|| futures.first());
+    let dns = futures.iter().rfind(|(_, name)| name.contains("::dns"));
+    let telling = pool.or(dns).or_else(|| futures.iter().find(is_telling)).or(futures.first());
     telling.map(|(_, name)| name.clone()).unwrap_or_default()
 }
 
@@ -412,6 +413,24 @@ mod tests {
                     ),
                 ],
                 "sqlx_core::pool::Pool::acquire",
+            ),
+            (
+                &[
+                    ("<tokio::runtime::task::join::JoinHandle<T> as Future>::poll", ""),
+                    (
+                        "<hyper_util::client::legacy::connect::dns::GaiFuture as Future>::poll",
+                        "hyper-util-0.1.20/src/client/legacy/connect/dns.rs",
+                    ),
+                    (
+                        "<reqwest::dns::gai::GaiResolver as Resolve>::resolve::{{closure}}",
+                        "reqwest-0.12.28/src/dns/gai.rs",
+                    ),
+                    (
+                        "<reqwest::async_impl::client::Pending as core::future::future::Future>::poll",
+                        "reqwest-0.12.28/src/async_impl/client.rs",
+                    ),
+                ],
+                "hyper_util::client::legacy::connect::dns::GaiFuture",
             ),
             (&[], ""),
         ] {

@@ -183,6 +183,9 @@ impl<'a> CallTree<'a> {
             .flat_map(|id| self.locations.get(id.number() as usize).into_iter().flatten().rev());
         let mut below: Vec<_> =
             frames.map(|(number, _)| *number).take_while(|number| !is_there(*number)).collect();
+        // A system call is known by what makes it.
+        let entry = below.iter().position(|of| self.name(*of).starts_with("entry_SYSCALL"));
+        below.drain(..entry.map_or(0, |entry| entry + 1));
         below.reverse();
         let mut known = HashSet::new();
         below.retain(|number| known.insert(*number));
@@ -234,16 +237,20 @@ impl<'a> CallTree<'a> {
         self.deepest(samples, half_of, |function| self.is_own(function))
     }
 
+    /// Whether the stack of a sample lacks its callers.
+    pub(super) fn is_cut(&self, sample: &SampledCall<'_>) -> bool {
+        self.path(sample.end).last().is_some_and(|of| self.name(of) == CALLERS_NOT_COPIED)
+    }
+
     /// The deepest of all functions, if the stacks of at least half of the weight are cut.
     pub(super) fn deepest_without_callers(
         &self,
         samples: &[SampledCall<'_>],
         half_of: u64,
     ) -> Option<(usize, u64)> {
-        let cut = self.functions.iter().position(|of| of.name == CALLERS_NOT_COPIED)?;
-        let is_cut = |sample: &&SampledCall<'_>| self.is_in(sample, cut);
-        let cut_weight: u64 = samples.iter().filter(is_cut).map(|sample| sample.weight).sum();
         let is_code = |function| !self.name(function).starts_with('[');
+        let cut = samples.iter().filter(|sample| self.is_cut(sample));
+        let cut_weight: u64 = cut.map(|sample| sample.weight).sum();
         self.deepest(samples, half_of, is_code).filter(|_| cut_weight >= half_of.div_ceil(2))
     }
 

@@ -29,7 +29,7 @@ pub struct Hotspot {
     pub kind: SampleKind,
     /// One function, or two or three that hold at least half together. The one with the most comes first.
     pub functions: Vec<FunctionShare>,
-    /// The own functions that call these, at most two: of helpers that several modules use, those of other modules.
+    /// The own functions that call these: of helpers that several modules use, those of other modules.
     pub callers: Vec<String>,
     /// What most of the one function's samples are in below it: the deepest function that holds at least half of them,
     /// else the one that holds the most, and none of Rust's library; for waits the system call, the holder of the lock or the function that waited,
@@ -39,9 +39,10 @@ pub struct Hotspot {
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<FunctionShare>,
-    /// What another span did just before most of the futures went on, in words; see [`Leaf::AwaitingUntil`].
+    /// In words, what another span did just before most of the futures went on, see [`Leaf::AwaitingUntil`], that one
+    /// thread ran what was meant for several, or what of the rest may be in the function, too.
     #[serde(skip)]
-    pub until: Option<String>,
+    pub added: Option<String>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
     #[serde(rename = "certain")]
     pub is_certain: bool,
@@ -66,15 +67,15 @@ impl Hotspot {
         is_it.then(|| format!("{name} ({location})"))
     }
 
-    /// For where space is short: without what functions call, callers in their module, parts of foreign paths, and what
-    /// `parts` leaves out.
-    fn brief(&self, parts: BriefParts) -> Self {
-        let mut brief = self.clone();
-        brief.callers.retain(|caller| parts.callers && caller.contains("::"));
+    /// For where space is short: without callers in their module, parts of foreign paths, and what `parts` leaves out.
+    fn brief(&self, parts: &str) -> Self {
+        let (mut brief, says) = (self.clone(), |part: &str| parts.contains(part));
+        brief.callers.retain(|caller| says("callers") && caller.contains("::"));
         let is_waiting = matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
-        brief.leaf.take_if(|_| !is_waiting || !parts.leaves && !brief.callers.is_empty());
+        let part = if is_waiting { "leaves" } else { "callees" };
+        brief.leaf.take_if(|_| !(says(part) || is_waiting && brief.callers.is_empty()));
         let own = self.functions.iter().find(|function| !function.location.is_empty());
-        let of = own.filter(|_| !parts.crates).and_then(|own| own.name.split_once("::"));
+        let of = own.filter(|_| !says("crates")).and_then(|own| own.name.split_once("::"));
         let of = of.map(|(of, _)| format!("{of}::")).filter(|of| !of.starts_with('<'));
         let own = |text: &mut String| {
             let Some(of) = &of else { return };
@@ -84,7 +85,7 @@ impl Hotspot {
             });
             *text = words.collect::<Vec<_>>().join(" ").replace("(src/", "(");
         };
-        for function in brief.functions.iter_mut().chain(&mut brief.leaf) {
+        for function in brief.functions.iter_mut().chain(&mut brief.leaf).chain(&mut brief.beside) {
             let parts: Vec<_> = function.name.split("::").collect();
             if let [of, _, .., outer, last] = parts.as_slice()
                 && function.location.is_empty()
@@ -96,8 +97,8 @@ impl Hotspot {
             }
             own(&mut function.location);
         }
-        brief.callers.iter_mut().chain(&mut brief.until).for_each(own);
-        if !parts.places && !brief.callers.is_empty() {
+        brief.callers.iter_mut().chain(&mut brief.added).for_each(own);
+        if !says("places") && !brief.callers.is_empty() {
             brief.functions.iter_mut().for_each(|function| function.location.clear());
         }
         brief
@@ -120,31 +121,19 @@ fn rounded<S: Serializer>(share: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64((share * 1e3).round() / 1e3)
 }
 
-/// What of hotspots is said where space is short.
-#[derive(Clone, Copy, Debug)]
-pub struct BriefParts {
-    /// The crate of own functions in modules, and `src/` of places.
-    pub crates: bool,
-    /// What calls them, from other modules.
-    pub callers: bool,
-    /// Where the functions are, beside their callers.
-    pub places: bool,
-    /// What they wait for, beside their callers.
-    pub leaves: bool,
-}
-
-impl BriefParts {
-    /// From much to little.
-    pub const LEVELS: [Self; 6] = {
-        let all = Self { crates: true, callers: true, places: true, leaves: true };
-        let callers = Self { crates: false, ..all };
-        let (without_places, without_leaves) =
-            (Self { places: false, ..callers }, Self { leaves: false, ..callers });
-        let without_callers = Self { callers: false, ..all };
-        let least = Self { crates: false, ..without_callers };
-        [all, callers, without_places, without_leaves, without_callers, least]
-    };
-}
+/// What of hotspots is said where space is short, from much to little: what functions call that ran or allocated; the
+/// crate of own functions in modules, and `src/` of places; what calls them, from other modules; and beside these, where
+/// they are and what they wait for.
+pub const BRIEF_PARTS: [&str; 8] = [
+    "callees crates callers places leaves",
+    "crates callers places leaves",
+    "callers places leaves",
+    "callers leaves",
+    "callers places",
+    "callers",
+    "crates places leaves",
+    "places leaves",
+];
 
 /// The hotspots of a profile, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -158,9 +147,9 @@ impl Hotspots {
 
     /// Adds in which function a span was that left the thread, if `place_of` knows it by its name.
     pub fn place_until(&mut self, place_of: impl Fn(&str) -> Option<String>) {
-        for until in self.0.iter_mut().filter_map(|hotspot| hotspot.until.as_mut()) {
-            let name =
-                until.strip_prefix('`').and_then(|until| until.strip_suffix("` left the thread"));
+        for until in self.0.iter_mut().filter_map(|hotspot| hotspot.added.as_mut()) {
+            let name = until.strip_prefix("until `");
+            let name = name.and_then(|until| until.strip_suffix("` left the thread"));
             if let Some(place) = name.and_then(&place_of) {
                 *until += &format!(" after {place}");
             }
@@ -169,22 +158,13 @@ impl Hotspots {
 
     /// For where space is short.
     #[must_use]
-    pub fn brief(&self, parts: BriefParts) -> Self {
-        Self(self.iter().map(|hotspot| hotspot.brief(parts)).collect())
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Hotspot> {
-        self.0.iter()
+    pub fn brief(&self, parts: &str) -> Self {
+        Self(self.0.iter().map(|hotspot| hotspot.brief(parts)).collect())
     }
 }
 
 impl Profile {
-    /// The function that holds most of the samples of one kind, if there are any. Symbolization gives functions names.
-    pub fn hotspot(&self, kind: SampleKind) -> Option<Hotspot> {
-        find(self, &CallTree::of(self), kind)
-    }
-
-    /// The hotspots of CPU time, waits, awaits and allocated bytes.
+    /// The hotspots of CPU time, waits, awaits and allocated bytes. Symbolization gives functions names.
     pub fn hotspots(&self) -> Hotspots {
         const KINDS: [SampleKind; 4] =
             [SampleKind::OnCpu, SampleKind::OffCpu, SampleKind::Await, SampleKind::AllocatedBytes];
@@ -234,13 +214,11 @@ impl Profile {
                 SampleKind::Await => Some(self.awaited(self.location_ids(sample.stack))),
                 _ => None,
             };
-            let (function, location) = match self.own_function(sample) {
-                Some((function, file, line)) => (function, place_of(file, line)),
-                None => (
-                    self.leaf(sample.leaf).and_then(Leaf::frame).unwrap_or_default(),
-                    String::new(),
-                ),
-            };
+            let own = self.own_function(sample);
+            let own = own.map(|(function, file, line)| (function, place_of(file, line)));
+            let (function, location) = own.unwrap_or_else(|| {
+                (self.leaf(sample.leaf).and_then(Leaf::frame).unwrap_or_default(), String::new())
+            });
             let locations = rows.entry((function, leaf.unwrap_or_default())).or_default();
             *locations.entry(location).or_default() += sample.total();
         }
@@ -308,8 +286,8 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
         let functions = several.iter().map(|(number, weight)| function(*number, *weight)).collect();
         let callers = deepest.iter().map(|(number, _)| calls.name(*number).to_owned()).collect();
         let is_certain = are_enough(kind, samples.iter().filter(|sample| is_named(sample)));
-        let (leaf, beside, until) = (None, None, None);
-        return Some(Hotspot { kind, functions, callers, leaf, beside, until, is_certain });
+        let (leaf, beside, added) = (None, None, None);
+        return Some(Hotspot { kind, functions, callers, leaf, beside, added, is_certain });
     }
     let largest = deepest.or_else(|| {
         let (number, held) = *callees.first()?;
@@ -336,6 +314,10 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             FunctionShare { name, location, share: weight as f64 / held as f64 }
         }),
     };
+    let lacks_callers = |it: &&SampledCall<'_>| calls.is_cut(it) && !calls.is_in(it, number);
+    let lacking = share(samples.iter().filter(lacks_callers).map(|sample| sample.weight).sum());
+    let lacking = (calls.is_own(number) && lacking >= NOTABLE)
+        .then(|| format!("{:.0} % in stacks without callers", lacking * 100.0));
     let beside = most(&inside, |sample| match profile.leaf(sample.leaf) {
         Some(Leaf::AwaitingOneOf { others, .. }) => Some(others.clone()),
         _ => None,
@@ -349,7 +331,9 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             is_other && beside.share > 0.5 && !beside.name.is_empty()
         }),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
-        until: until(profile, &inside),
+        added: until(profile, &inside)
+            .or_else(|| on_one_thread(calls, number, &inside))
+            .or(lacking),
         is_certain: are_enough(kind, inside.iter()),
     })
 }
@@ -369,7 +353,7 @@ fn callers(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>], held: u
         weights.retain(|name, weight| !name.is_empty() && *weight as f64 >= least);
         let mut callers: Vec<_> = weights.into_iter().collect();
         callers.sort_by_key(|(_, weight)| Reverse(*weight));
-        callers.into_iter().map(|(name, _)| name.to_owned()).take(2).collect::<Vec<_>>()
+        callers.into_iter().map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
     };
     let callers = first_around(&|caller| calls.is_own(caller));
     let [one] = callers.as_slice() else { return callers };
@@ -406,17 +390,12 @@ fn several(by_weight: &[(usize, u64)], elsewhere: u64, held: u64) -> Option<Vec<
     {
         return None;
     }
-    let is_notable = |(_, weight): &&(usize, u64)| *weight as f64 >= held as f64 * NOTABLE;
-    let mut together = 0;
-    let mut several = Vec::new();
-    for one in by_weight.iter().take_while(is_notable).take(SEVERAL) {
-        together += one.1;
-        several.push(*one);
-        if several.len() > 1 && together >= rest(together) {
-            return Some(several);
-        }
-    }
-    None
+    let is_notable = |(_, weight): &(usize, u64)| *weight as f64 >= held as f64 * NOTABLE;
+    let are_half = |some: &&[(usize, u64)]| {
+        let together: u64 = some.iter().map(|(_, weight)| weight).sum();
+        together >= rest(together) && some.iter().all(is_notable)
+    };
+    (2..=SEVERAL).filter_map(|count| by_weight.get(..count)).find(are_half).map(<[_]>::to_vec)
 }
 
 /// For how long at least one of some awaits was open.
@@ -434,7 +413,20 @@ fn open_ns(awaits: &[&Sample]) -> u64 {
 /// What another span did just before most of them went on.
 fn until(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
     let until = most(samples, |sample| profile.leaf(sample.leaf)?.until());
-    until.filter(|until| until.share > 0.5).map(|until| until.name)
+    until.filter(|until| until.share > 0.5).map(|until| format!("until {}", until.name))
+}
+
+/// That one thread ran all of what a parallel iterator calls, if there are enough samples to say so.
+fn on_one_thread(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>]) -> Option<String> {
+    const ENOUGH: usize = 8;
+    let is_parallel = |sample: &SampledCall<'_>| {
+        calls.callers(sample, of).any(|caller| calls.name(caller).starts_with("rayon::iter::"))
+    };
+    let points = samples.iter().flat_map(|sample| &sample.sample.points);
+    let threads: Vec<_> = points.map(|point| point.thread).collect();
+    let first = threads.first().filter(|first| first.is_some() && threads.len() >= ENOUGH)?;
+    let is_one = threads.iter().all(|other| other == first);
+    (is_one && samples.iter().all(is_parallel)).then(|| "on one thread of rayon".to_owned())
 }
 
 /// The text that samples with the most weight have, and its share of all of them.
@@ -479,8 +471,8 @@ fn fallback(
     let is_remark = function.name.starts_with('[') && function.name != LINKAGE;
     let is_certain = is_remark || are_enough(kind, samples.iter());
     let (functions, callers, beside) = (vec![function], Vec::new(), None);
-    let until = until(profile, samples);
-    Some(Hotspot { kind, functions, callers, leaf, beside, until, is_certain })
+    let added = until(profile, samples);
+    Some(Hotspot { kind, functions, callers, leaf, beside, added, is_certain })
 }
 
 /// Whether there are as many points as three of one weight, or they are no samples: waits and long awaits.
@@ -508,19 +500,23 @@ impl Display for Hotspot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// A larger share is all.
         const NEARLY_ALL: f64 = 0.95;
+        /// What lets only some of several futures go on, so that it comes first.
+        const LIMITS: [&str; 4] = ["emaphore", "utex", "wlock", "Pool"];
         if !self.is_certain {
-            f.write_str("likely in ")?;
-            for (number, FunctionShare { name, .. }) in self.functions.iter().enumerate() {
-                f.write_str(if number == 0 { "" } else { " and " })?;
-                f.write_str(name)?;
-            }
-            return f.write_str(" (few samples)");
+            let names: Vec<_> = self.functions.iter().map(|of| of.name.as_str()).collect();
+            return write!(f, "likely in {} (few samples)", names.join(" and "));
         }
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
-        let callers = match self.callers.is_empty() {
-            true => String::new(),
-            false => format!("called by {}", self.callers.join(" and ")),
+        let callers = match self.callers.as_slice() {
+            [] => String::new(),
+            [first, others @ ..] if others.len() > 1 => {
+                format!("called by {first} and {} others", others.len())
+            }
+            few => format!("called by {}", few.join(" and ")),
         };
+        let limits = |of: &&FunctionShare| LIMITS.iter().any(|limit| of.name.contains(*limit));
+        let (first, last): (Vec<_>, Vec<_>) = self.beside.iter().partition(limits);
+        first.iter().try_for_each(|of| write!(f, "others at {} while ", of.name))?;
         for (number, FunctionShare { name, location, share }) in self.functions.iter().enumerate() {
             f.write_str(if number == 0 { "" } else { ", " })?;
             write!(f, "{} in {name}", percent(*share))?;
@@ -535,20 +531,18 @@ impl Display for Hotspot {
             write!(f, ", {callers}")?;
         }
         if let Some(FunctionShare { name, share, .. }) = &self.leaf {
-            let word = match self.kind {
-                SampleKind::OffCpu => "",
-                SampleKind::Await => "at ",
-                _ => "in ",
+            let (word, all) = match self.kind {
+                SampleKind::OffCpu => ("", NEARLY_ALL),
+                SampleKind::Await => ("at ", NEARLY_ALL),
+                _ => ("in ", f64::INFINITY),
             };
-            let is_all =
-                *share > NEARLY_ALL && matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
-            match is_all {
+            match *share > all {
                 true => write!(f, " {word}{name}"),
                 false => write!(f, ", {} of that {word}{name}", percent(*share)),
             }?;
         }
-        self.beside.iter().try_for_each(|beside| write!(f, ", others at {}", beside.name))?;
-        self.until.iter().try_for_each(|until| write!(f, ", until {until}"))
+        last.iter().try_for_each(|of| write!(f, ", others at {}", of.name))?;
+        self.added.iter().try_for_each(|added| write!(f, ", {added}"))
     }
 }
 
@@ -558,7 +552,7 @@ mod tests {
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
         CALLERS_NOT_COPIED, FrameKind, Function, Line, Location, LocationId, Mapping, Point,
-        ProfileId,
+        ProfileId, ProfiledThread,
     };
 
     #[test]
@@ -566,16 +560,15 @@ mod tests {
         let brief = |name: &str, location: &str| {
             let mut hotspots = Hotspots::for_test(name, 0.9);
             hotspots.locate_for_test(location);
-            hotspots.brief(BriefParts::LEVELS[5]).of(SampleKind::OnCpu).unwrap().functions[0]
-                .name
-                .clone()
+            hotspots.brief(BRIEF_PARTS[7]).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
         };
         assert_eq!(brief("render", "src/a.rs:1"), "render");
         assert_eq!(brief("shop_core::price", "src/lib.rs:4"), "shop_core::price");
         assert_eq!(brief("app::webapp::render", "src/webapp.rs:4"), "webapp::render");
         assert_eq!(brief("api::api::list", "src/api.rs:4"), "api::list");
         assert_eq!(brief("std::sync::poison::mutex::lock", ""), "std::mutex::lock");
-        let until = "`GET /a` left the thread after app::jobs::run (src/jobs.rs:7)".to_owned();
+        let until =
+            "until `GET /a` left the thread after app::jobs::run (src/jobs.rs:7)".to_owned();
         let share = |name: &str, location: &str| FunctionShare {
             name: name.to_owned(),
             location: location.to_owned(),
@@ -585,28 +578,28 @@ mod tests {
         hotspot.kind = SampleKind::Await;
         hotspot.functions = vec![share("app::web::list", "src/web.rs:4")];
         let leaf = "[lock likely held by `GET /b` at app::db::write (src/db.rs:2)]";
-        (hotspot.leaf, hotspot.until) = (Some(share(leaf, "")), Some(until));
-        let brief_of_all = hotspot.brief(BriefParts::LEVELS[1]);
+        (hotspot.leaf, hotspot.added) = (Some(share(leaf, "")), Some(until));
+        let brief_of_all = hotspot.brief(BRIEF_PARTS[2]);
         let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
         assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
         assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
         hotspot.functions[0].location = "old_src/web.rs:4".to_owned();
-        assert_eq!(hotspot.brief(BriefParts::LEVELS[1]).functions[0].location, "old_src/web.rs:4");
+        assert_eq!(hotspot.brief(BRIEF_PARTS[2]).functions[0].location, "old_src/web.rs:4");
         assert_eq!(
-            brief_of_all.until.unwrap(),
-            "`GET /a` left the thread after jobs::run (jobs.rs:7)"
+            brief_of_all.added.unwrap(),
+            "until `GET /a` left the thread after jobs::run (jobs.rs:7)"
         );
         assert_eq!(brief("<app::A as app::B>::run", "src/b.rs:4"), "<app::A as app::B>::run");
         hotspot.callers = vec!["app::jobs::run".to_owned()];
-        let [whole, short, without_places, without_leaves, ..] =
-            BriefParts::LEVELS.map(|parts| hotspot.brief(parts));
+        let [_, whole, short, without_places, without_leaves, without_both, ..] =
+            BRIEF_PARTS.map(|parts| hotspot.brief(parts));
         assert_eq!(
             (&whole.callers[0], &short.callers[0]),
             (&hotspot.callers[0], &"jobs::run".into())
         );
         let place = |it: &Hotspot| (it.functions[0].location.is_empty(), it.leaf.is_none());
-        let places = [&whole, &without_places, &without_leaves].map(place);
-        assert_eq!(places, [(false, false), (true, false), (false, true)]);
+        let places = [&whole, &without_places, &without_leaves, &without_both].map(place);
+        assert_eq!(places, [(false, false), (true, false), (false, true), (true, true)]);
         assert_eq!(without_places.functions[0].name, "web::list");
     }
 
@@ -684,9 +677,13 @@ mod tests {
             self.add(SampleKind::OnCpu, Leaf::Ran, stack, &vec![MS; samples])
         }
 
+        fn hotspot(&self, kind: SampleKind) -> Option<Hotspot> {
+            self.0.hotspots().of(kind).cloned()
+        }
+
         fn said(&mut self, kind: SampleKind) -> String {
             self.0.classify();
-            self.0.hotspot(kind).map_or_else(String::new, |hotspot| hotspot.to_string())
+            self.hotspot(kind).map_or_else(String::new, |hotspot| hotspot.to_string())
         }
 
         fn ran_in(&mut self) -> String {
@@ -754,6 +751,44 @@ mod tests {
         samples.ran(&["memcpy", &next, RENDER, MAIN], 30);
         let expected = "100 % in shop::render (src/render.rs:20), 25 % of that in memcpy";
         assert_eq!(samples.ran_in(), expected);
+    }
+
+    #[test]
+    fn a_system_call_is_named_by_what_makes_it_and_a_page_fault_by_the_kernel() {
+        let mut samples = Samples::new();
+        let entry = ["do_syscall_64", "entry_SYSCALL_64_after_hwframe"];
+        for kernel in [&["iowrite16", "do_fsync"][..], &["kmem_cache_free", "__fput"], &[]] {
+            samples.ran(&[kernel, &entry, &["__GI_fsync", RENDER, MAIN]].concat(), 3);
+        }
+        let text = samples.ran_in();
+        assert_eq!(text, "100 % in shop::render (src/render.rs:20), 100 % of that in __GI_fsync");
+        let mut samples = Samples::new();
+        samples.ran(&["clear_page", "do_anonymous_page", "asm_exc_page_fault", RENDER, MAIN], 9);
+        assert!(samples.ran_in().ends_with("100 % of that in clear_page"), "{}", samples.ran_in());
+    }
+
+    #[test]
+    fn a_parallel_iterator_that_ran_on_one_thread_is_said_to() {
+        let consume = "rayon::iter::plumbing::bridge at rayon-1.11.0/src/iter/plumbing/mod.rs:391";
+        let said = |stack: &[&str], threads: &[u32]| {
+            let mut samples = Samples::new();
+            let stack = (1..).zip(stack).map(|(address, of)| samples.location(of, address));
+            let stack: Vec<_> = stack.collect();
+            let place = (samples.0.add_stack(stack), samples.0.add_leaf(Leaf::Ran));
+            for (time_unix_ns, tid) in (1..).zip(threads) {
+                let thread = ProfiledThread { name: String::new(), tid: *tid };
+                let thread = Some(samples.0.add_thread(thread));
+                let point = Point { time_unix_ns, weight: MS, thread };
+                samples.0.add_sample_at(SampleKind::OnCpu, place, None, point);
+            }
+            samples.ran_in()
+        };
+        let place = "100 % in shop::render (src/render.rs:20)";
+        let parallel = [RENDER, consume, MAIN];
+        assert_eq!(said(&parallel, &[7; 8]), format!("{place}, on one thread of rayon"));
+        assert_eq!(said(&parallel, &[7; 7]), place, "by chance");
+        assert_eq!(said(&parallel, &[7, 7, 7, 7, 8, 7, 7, 7, 7]), place);
+        assert_eq!(said(&[RENDER, MAIN], &[7; 8]), place, "meant for one");
     }
 
     #[test]
@@ -837,6 +872,11 @@ mod tests {
             samples.ran_in(),
             "100 % in shop::retry::pause (src/retry.rs:7, called by shop::pay and shop::order), 50 % of that in memcpy"
         );
+        for other in ["shop::ship", "shop::bill"] {
+            samples.ran(&[pause, again, other, MAIN], 20);
+        }
+        let text = samples.ran_in();
+        assert!(text.contains(", called by shop::pay and 3 others), "), "{text}");
         let mut samples = Samples::new();
         samples.ran(&[pause, again, "shop::orders::Orders::all", "shop::orders::list", MAIN], 9);
         assert_eq!(
@@ -976,7 +1016,8 @@ mod tests {
         let text = samples.ran_in();
         assert_eq!(
             text,
-            "80 % in shop::render (src/render.rs:20, called by handle), 100 % of that in copy_to_user"
+            "80 % in shop::render (src/render.rs:20, called by handle), 100 % of that in copy_to_user, \
+             20 % in stacks without callers"
         );
         // Most callers are unknown.
         let mut samples = Samples::new();
@@ -1003,7 +1044,7 @@ mod tests {
             let mut samples = Samples::new();
             samples.add(SampleKind::OnCpu, Leaf::Ran, &[RENDER, MAIN], weights);
             let text = samples.ran_in();
-            let hotspot = samples.0.hotspot(SampleKind::OnCpu).unwrap();
+            let hotspot = samples.hotspot(SampleKind::OnCpu).unwrap();
             assert_eq!(hotspot.share().is_some(), hotspot.is_certain);
             text
         };
@@ -1053,7 +1094,7 @@ mod tests {
             samples.add(SampleKind::OnCpu, Leaf::Ran, &[RENDER, MAIN], &[10; 5]);
             samples.0.spans = spans.iter().map(span).collect();
             samples.0.classify();
-            samples.0.hotspot(SampleKind::OnCpu).unwrap().share().unwrap()
+            samples.hotspot(SampleKind::OnCpu).unwrap().share().unwrap()
         };
         assert_eq!(share(&[]), 1.0);
         // Samples were taken of a sixth of its time.
@@ -1107,6 +1148,22 @@ mod tests {
             samples.add(kind, Leaf::Awaiting, &[sleep, fetch, HANDLE], &[weight; 2]);
             assert_eq!(samples.said(kind), "likely in shop::fetch (few samples)");
         }
+    }
+
+    #[test]
+    fn what_lets_one_future_go_on_comes_before_what_that_awaits() {
+        let said = |others: &str| {
+            let mut hotspot = Hotspots::of_awaits_for_test(1.0).0.remove(0);
+            hotspot.beside = Some(FunctionShare { name: others.to_owned(), ..Default::default() });
+            (hotspot.to_string(), hotspot.brief(BRIEF_PARTS[0]).to_string())
+        };
+        let there = "100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
+        let (whole, brief) = said("tokio::sync::semaphore::Semaphore::acquire");
+        let at = "others at tokio::sync::semaphore::Semaphore::acquire";
+        assert_eq!(whole, format!("{at} while {there}"));
+        assert_eq!(brief, format!("others at tokio::Semaphore::acquire while {there}"));
+        let (whole, _) = said("tokio::sync::notify::Notified");
+        assert_eq!(whole, format!("{there}, others at tokio::sync::notify::Notified"));
     }
 
     /// In one span, a task awaits two others of which one is slow.
