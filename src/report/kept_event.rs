@@ -14,7 +14,7 @@ use crate::facts::{ChildOrder, ChildTotals, Measure, TimeBreakdown};
 use crate::keep::{Kept, KeptSpan, NoProfile};
 use crate::log::{LogEvent, LogKind};
 use crate::profile::{
-    Awaits, BRIEF_PARTS, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
+    Awaits, BriefPart, ComparedSummary, Hotspot, ProfileId, SampleKind, SlowerIn, Waits, capped,
 };
 use crate::text::ms;
 
@@ -144,16 +144,14 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
             None => "no profile: it could not be exported".to_owned(),
         }
     });
-    let no_profile = no_profile.as_deref();
-    let (whole, said, is_all) = line(first, kept, no_profile);
+    let (whole, said, is_all) = line(first, kept, no_profile.as_deref());
     if is_all && !is_long(&whole) {
         return whole;
     }
     let coverage = kept.coverage.filter(|_| kept.hotspot(SampleKind::OnCpu).is_none());
     // Of an error, what it says is worth more than its place; a panic has both.
-    let is_said = |(said, panics): &(Arc<str>, bool)| !panics && !said.is_empty();
-    let is_error_said = first.error.as_ref().is_some_and(is_said);
-    let brief = |parts| {
+    let is_error_said = matches!(&first.error, Some((said, false)) if !said.is_empty());
+    let brief = |parts: &[BriefPart]| {
         let brief = Kept { hotspots: kept.hotspots.brief(parts), coverage, ..kept.clone() };
         let mut first = first.clone();
         first.facts.error_at.take_if(|_| is_error_said);
@@ -163,15 +161,17 @@ fn message(first: &KeptSpan, kept: &Kept) -> String {
             text.split(" (thread ").map(|it| it.trim_start_matches(is_of_id)).collect::<String>()
         };
         first.facts.deadlock = first.facts.deadlock.map(|text| parts(text).into());
-        let (line, said, _) = line(&first, &brief, no_profile);
+        let (line, said, _) = line(&first, &brief, no_profile.as_deref());
         (line.replace(", 100 % in ", " in "), said)
     };
     let mut best = (whole, said);
     // Beside an error it matters less what was awaited.
-    for parts in BRIEF_PARTS.into_iter().filter(|parts| parts.contains("leaves") || is_error_said) {
+    let has_leaves = |parts: &&[BriefPart]| parts.contains(&BriefPart::Leaf) || is_error_said;
+    for parts in BriefPart::LEVELS.into_iter().filter(has_leaves) {
         let shorter = brief(parts);
         // Beside code that is named, a lesser reason is worth no path.
-        let is_more = shorter.1 > best.1 && (parts.contains("crates") || !best.0.contains(" in "));
+        let is_more =
+            shorter.1 > best.1 && (parts.contains(&BriefPart::Crate) || !best.0.contains(" in "));
         if is_long(&best.0) || is_more {
             best = shorter;
         }

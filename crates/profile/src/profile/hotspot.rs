@@ -39,8 +39,8 @@ pub struct Hotspot {
     /// What most of the futures awaited that were polled at the same time, as the semaphore that lets one of them go on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beside: Option<FunctionShare>,
-    /// In words, what another span did just before most of the futures went on, see [`Leaf::AwaitingUntil`], that one
-    /// thread ran what was meant for several, or what of the rest may be in the function, too.
+    /// In words, what another span did just before most of the futures went on, see [`Leaf::AwaitingUntil`], or what of the
+    /// rest may be in the function, too.
     #[serde(skip)]
     pub added: Option<String>,
     /// Whether there are enough samples. One or two samples, or two that represent most of the time, can be by chance.
@@ -68,14 +68,14 @@ impl Hotspot {
     }
 
     /// For where space is short: without callers in their module, parts of foreign paths, and what `parts` leaves out.
-    fn brief(&self, parts: &str) -> Self {
-        let (mut brief, says) = (self.clone(), |part: &str| parts.contains(part));
-        brief.callers.retain(|caller| says("callers") && caller.contains("::"));
+    fn brief(&self, parts: &[BriefPart]) -> Self {
+        let (mut brief, says) = (self.clone(), |part| parts.contains(&part));
+        brief.callers.retain(|caller| says(BriefPart::Caller) && caller.contains("::"));
         let is_waiting = matches!(self.kind, SampleKind::OffCpu | SampleKind::Await);
-        let part = if is_waiting { "leaves" } else { "callees" };
+        let part = if is_waiting { BriefPart::Leaf } else { BriefPart::Callee };
         brief.leaf.take_if(|_| !(says(part) || is_waiting && brief.callers.is_empty()));
         let own = self.functions.iter().find(|function| !function.location.is_empty());
-        let of = own.filter(|_| !says("crates")).and_then(|own| own.name.split_once("::"));
+        let of = own.filter(|_| !says(BriefPart::Crate)).and_then(|own| own.name.split_once("::"));
         let of = of.map(|(of, _)| format!("{of}::")).filter(|of| !of.starts_with('<'));
         let own = |text: &mut String| {
             let Some(of) = &of else { return };
@@ -98,7 +98,7 @@ impl Hotspot {
             own(&mut function.location);
         }
         brief.callers.iter_mut().chain(&mut brief.added).for_each(own);
-        if !says("places") && !brief.callers.is_empty() {
+        if !says(BriefPart::Place) && !brief.callers.is_empty() {
             brief.functions.iter_mut().for_each(|function| function.location.clear());
         }
         brief
@@ -121,19 +121,34 @@ fn rounded<S: Serializer>(share: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64((share * 1e3).round() / 1e3)
 }
 
-/// What of hotspots is said where space is short, from much to little: what functions call that ran or allocated; the
-/// crate of own functions in modules, and `src/` of places; what calls them, from other modules; and beside these, where
-/// they are and what they wait for.
-pub const BRIEF_PARTS: [&str; 8] = [
-    "callees crates callers places leaves",
-    "crates callers places leaves",
-    "callers places leaves",
-    "callers leaves",
-    "callers places",
-    "callers",
-    "crates places leaves",
-    "places leaves",
-];
+/// What of hotspots is said where space is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BriefPart {
+    /// What functions call that ran or allocated.
+    Callee,
+    /// The crate of own functions in modules, and `src/` of places.
+    Crate,
+    /// What calls own functions, from other modules.
+    Caller,
+    /// Where functions are, beside their callers.
+    Place,
+    /// What functions wait for, beside their callers.
+    Leaf,
+}
+
+impl BriefPart {
+    /// From much to little.
+    pub const LEVELS: [&[Self]; 8] = [
+        &[Self::Callee, Self::Crate, Self::Caller, Self::Place, Self::Leaf],
+        &[Self::Crate, Self::Caller, Self::Place, Self::Leaf],
+        &[Self::Caller, Self::Place, Self::Leaf],
+        &[Self::Caller, Self::Leaf],
+        &[Self::Caller, Self::Place],
+        &[Self::Caller],
+        &[Self::Crate, Self::Place, Self::Leaf],
+        &[Self::Place, Self::Leaf],
+    ];
+}
 
 /// The hotspots of a profile, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -158,7 +173,7 @@ impl Hotspots {
 
     /// For where space is short.
     #[must_use]
-    pub fn brief(&self, parts: &str) -> Self {
+    pub fn brief(&self, parts: &[BriefPart]) -> Self {
         Self(self.0.iter().map(|hotspot| hotspot.brief(parts)).collect())
     }
 }
@@ -331,9 +346,7 @@ fn find(profile: &Profile, calls: &CallTree<'_>, kind: SampleKind) -> Option<Hot
             is_other && beside.share > 0.5 && !beside.name.is_empty()
         }),
         leaf: leaf.filter(|leaf| leaf.share >= NOTABLE),
-        added: until(profile, &inside)
-            .or_else(|| on_one_thread(calls, number, &inside))
-            .or(lacking),
+        added: until(profile, &inside).or(lacking),
         is_certain: are_enough(kind, inside.iter()),
     })
 }
@@ -414,19 +427,6 @@ fn open_ns(awaits: &[&Sample]) -> u64 {
 fn until(profile: &Profile, samples: &[SampledCall<'_>]) -> Option<String> {
     let until = most(samples, |sample| profile.leaf(sample.leaf)?.until());
     until.filter(|until| until.share > 0.5).map(|until| format!("until {}", until.name))
-}
-
-/// That one thread ran all of what a parallel iterator calls, if there are enough samples to say so.
-fn on_one_thread(calls: &CallTree<'_>, of: usize, samples: &[SampledCall<'_>]) -> Option<String> {
-    const ENOUGH: usize = 8;
-    let is_parallel = |sample: &SampledCall<'_>| {
-        calls.callers(sample, of).any(|caller| calls.name(caller).starts_with("rayon::iter::"))
-    };
-    let points = samples.iter().flat_map(|sample| &sample.sample.points);
-    let threads: Vec<_> = points.map(|point| point.thread).collect();
-    let first = threads.first().filter(|first| first.is_some() && threads.len() >= ENOUGH)?;
-    let is_one = threads.iter().all(|other| other == first);
-    (is_one && samples.iter().all(is_parallel)).then(|| "on one thread of rayon".to_owned())
 }
 
 /// The text that samples with the most weight have, and its share of all of them.
@@ -552,7 +552,7 @@ mod tests {
     use crate::facts::{Facts, TimeBreakdown};
     use crate::profile::{
         CALLERS_NOT_COPIED, FrameKind, Function, Line, Location, LocationId, Mapping, Point,
-        ProfileId, ProfiledThread,
+        ProfileId,
     };
 
     #[test]
@@ -560,7 +560,9 @@ mod tests {
         let brief = |name: &str, location: &str| {
             let mut hotspots = Hotspots::for_test(name, 0.9);
             hotspots.locate_for_test(location);
-            hotspots.brief(BRIEF_PARTS[7]).of(SampleKind::OnCpu).unwrap().functions[0].name.clone()
+            hotspots.brief(BriefPart::LEVELS[7]).of(SampleKind::OnCpu).unwrap().functions[0]
+                .name
+                .clone()
         };
         assert_eq!(brief("render", "src/a.rs:1"), "render");
         assert_eq!(brief("shop_core::price", "src/lib.rs:4"), "shop_core::price");
@@ -579,12 +581,12 @@ mod tests {
         hotspot.functions = vec![share("app::web::list", "src/web.rs:4")];
         let leaf = "[lock likely held by `GET /b` at app::db::write (src/db.rs:2)]";
         (hotspot.leaf, hotspot.added) = (Some(share(leaf, "")), Some(until));
-        let brief_of_all = hotspot.brief(BRIEF_PARTS[2]);
+        let brief_of_all = hotspot.brief(BriefPart::LEVELS[2]);
         let leaf = "[lock likely held by `GET /b` at db::write (db.rs:2)]";
         assert_eq!(brief_of_all.leaf.unwrap().name, leaf);
         assert_eq!(brief_of_all.functions[0], share("web::list", "web.rs:4"));
         hotspot.functions[0].location = "old_src/web.rs:4".to_owned();
-        assert_eq!(hotspot.brief(BRIEF_PARTS[2]).functions[0].location, "old_src/web.rs:4");
+        assert_eq!(hotspot.brief(BriefPart::LEVELS[2]).functions[0].location, "old_src/web.rs:4");
         assert_eq!(
             brief_of_all.added.unwrap(),
             "until `GET /a` left the thread after jobs::run (jobs.rs:7)"
@@ -592,7 +594,7 @@ mod tests {
         assert_eq!(brief("<app::A as app::B>::run", "src/b.rs:4"), "<app::A as app::B>::run");
         hotspot.callers = vec!["app::jobs::run".to_owned()];
         let [_, whole, short, without_places, without_leaves, without_both, ..] =
-            BRIEF_PARTS.map(|parts| hotspot.brief(parts));
+            BriefPart::LEVELS.map(|parts| hotspot.brief(parts));
         assert_eq!(
             (&whole.callers[0], &short.callers[0]),
             (&hotspot.callers[0], &"jobs::run".into())
@@ -765,30 +767,6 @@ mod tests {
         let mut samples = Samples::new();
         samples.ran(&["clear_page", "do_anonymous_page", "asm_exc_page_fault", RENDER, MAIN], 9);
         assert!(samples.ran_in().ends_with("100 % of that in clear_page"), "{}", samples.ran_in());
-    }
-
-    #[test]
-    fn a_parallel_iterator_that_ran_on_one_thread_is_said_to() {
-        let consume = "rayon::iter::plumbing::bridge at rayon-1.11.0/src/iter/plumbing/mod.rs:391";
-        let said = |stack: &[&str], threads: &[u32]| {
-            let mut samples = Samples::new();
-            let stack = (1..).zip(stack).map(|(address, of)| samples.location(of, address));
-            let stack: Vec<_> = stack.collect();
-            let place = (samples.0.add_stack(stack), samples.0.add_leaf(Leaf::Ran));
-            for (time_unix_ns, tid) in (1..).zip(threads) {
-                let thread = ProfiledThread { name: String::new(), tid: *tid };
-                let thread = Some(samples.0.add_thread(thread));
-                let point = Point { time_unix_ns, weight: MS, thread };
-                samples.0.add_sample_at(SampleKind::OnCpu, place, None, point);
-            }
-            samples.ran_in()
-        };
-        let place = "100 % in shop::render (src/render.rs:20)";
-        let parallel = [RENDER, consume, MAIN];
-        assert_eq!(said(&parallel, &[7; 8]), format!("{place}, on one thread of rayon"));
-        assert_eq!(said(&parallel, &[7; 7]), place, "by chance");
-        assert_eq!(said(&parallel, &[7, 7, 7, 7, 8, 7, 7, 7, 7]), place);
-        assert_eq!(said(&[RENDER, MAIN], &[7; 8]), place, "meant for one");
     }
 
     #[test]
@@ -1155,7 +1133,7 @@ mod tests {
         let said = |others: &str| {
             let mut hotspot = Hotspots::of_awaits_for_test(1.0).0.remove(0);
             hotspot.beside = Some(FunctionShare { name: others.to_owned(), ..Default::default() });
-            (hotspot.to_string(), hotspot.brief(BRIEF_PARTS[0]).to_string())
+            (hotspot.to_string(), hotspot.brief(BriefPart::LEVELS[0]).to_string())
         };
         let there = "100 % in shop::fetch (src/upstream.rs:41) at tokio::time::sleep";
         let (whole, brief) = said("tokio::sync::semaphore::Semaphore::acquire");

@@ -36,7 +36,7 @@ pub use compared::{ComparedSummary, SlowerIn};
 pub use downsampling::{Downsampling, Selection};
 pub use dump::{DumpedThread, ThreadActivity, ThreadDump};
 pub(crate) use hotspot::OwnRow;
-pub use hotspot::{BRIEF_PARTS, FunctionShare, Hotspot, Hotspots};
+pub use hotspot::{BriefPart, FunctionShare, Hotspot, Hotspots};
 pub use leaf::{Leaf, LeafId, LeafMark, LockHolder};
 pub use merge::{Placed, add_stacks};
 pub use model::{
