@@ -608,7 +608,7 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 56_693;
+const TOTAL: usize = 56_692;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
@@ -643,7 +643,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     ("crates/profile", "encode", 2422),
     ("crates/profile", "export", 1033),
     ("crates/profile", "facts", 1297),
-    ("crates/profile", "profile", 3673),
+    ("crates/profile", "profile", 3672),
     ("crates/profile", "redact", 349),
     ("crates/server", "(top)", 1278),
     ("macros", "(top)", 362),

@@ -501,7 +501,7 @@ impl Display for Hotspot {
         /// A larger share is all.
         const NEARLY_ALL: f64 = 0.95;
         /// What lets only some of several futures go on, so that it comes first.
-        const LIMITS: [&str; 4] = ["emaphore", "utex", "wlock", "Pool"];
+        const LIMITS: [&str; 4] = ["semaphore", "mutex", "rwlock", "pool"];
         if !self.is_certain {
             let names: Vec<_> = self.functions.iter().map(|of| of.name.as_str()).collect();
             return write!(f, "likely in {} (few samples)", names.join(" and "));
@@ -509,12 +509,11 @@ impl Display for Hotspot {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         let callers = match self.callers.as_slice() {
             [] => String::new(),
-            [first, others @ ..] if others.len() > 1 => {
-                format!("called by {first} and {} others", others.len())
-            }
+            [of, _, _, ..] => format!("called by {of} and {} others", self.callers.len() - 1),
             few => format!("called by {}", few.join(" and ")),
         };
-        let limits = |of: &&FunctionShare| LIMITS.iter().any(|limit| of.name.contains(*limit));
+        let is_in = |of: &FunctionShare, limit| of.name.to_ascii_lowercase().contains(limit);
+        let limits = |of: &&FunctionShare| LIMITS.iter().any(|limit| is_in(of, *limit));
         let (first, last): (Vec<_>, Vec<_>) = self.beside.iter().partition(limits);
         first.iter().try_for_each(|of| write!(f, "others at {} while ", of.name))?;
         for (number, FunctionShare { name, location, share }) in self.functions.iter().enumerate() {
@@ -1140,6 +1139,8 @@ mod tests {
         let at = "others at tokio::sync::semaphore::Semaphore::acquire";
         assert_eq!(whole, format!("{at} while {there}"));
         assert_eq!(brief, format!("others at tokio::Semaphore::acquire while {there}"));
+        let (_, brief) = said("tokio::sync::rwlock::RwLock::read");
+        assert_eq!(brief, format!("others at tokio::RwLock::read while {there}"));
         let (whole, _) = said("tokio::sync::notify::Notified");
         assert_eq!(whole, format!("{there}, others at tokio::sync::notify::Notified"));
     }
