@@ -982,7 +982,9 @@ fn the_title_names_the_outer_of_two_kept_spans() {
     }
     let profile = &setup.profiles()[0];
     let title = &profile.title;
-    assert!(title.starts_with("request · kept: latency · "), "{title}");
+    // On an idle machine nothing is worth adding.
+    let rest = title.strip_prefix("request · kept: latency");
+    assert!(rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(" · ")), "{title}");
     // What is most of its time: the function, unless it was preempted for long.
     let kept = &setup.kept()[0];
     let times = kept.spans[0].times();
