@@ -106,8 +106,9 @@ fn a_future_that_is_cancelled_shows_where_it_awaited() {
     let kept = setup.kept();
     let (profile, times) = (&setup.profiles()[0], kept[0].spans[0].times());
     let awaits = sum(profile, SampleKind::Await, |sample| is_in(profile, sample, "wait_in_vain"));
+    // The timeout polls it once more before it drops it, on a busy machine long before.
     assert!(
-        awaits.abs_diff(times.awaiting()) <= MS && !awaits.is_zero(),
+        awaits.abs_diff(times.awaiting()) <= SAMPLE + MS && !awaits.is_zero(),
         "{awaits:?}, {times:?}, {:?}",
         setup.handle.stats().awaits
     );
