@@ -17,7 +17,7 @@ fs.mkdirSync(pictures, { recursive: true });
 
 const SIZES = [
     [2000, 1200],
-    [1440, 900],
+    [1200, 900],
     [390, 844],
 ];
 const SCHEMES = ["light", "dark"];
@@ -186,6 +186,10 @@ async function checkLooks(page) {
     ]);
     assert.ok(content <= window, `the page is ${content} px wide in a window of ${window} px`);
     assert.ok(body > 0.9 * window, `the page takes ${body} px of a window of ${window} px`);
+    const hidden = await page.evaluate(() =>
+        [...document.querySelectorAll(".typical .wide")].map((table) => table.scrollWidth - table.clientWidth),
+    );
+    assert.ok(hidden.every((px) => px <= 0), `tables hide ${hidden} px`);
     const found = await page.evaluate(measureText);
     assert.ok(found.size >= 12, `\`${found.sizeOf}\` has ${found.size} px`);
     assert.ok(found.contrast >= 4.5, `\`${found.contrastOf}\` has a contrast of ${found.contrast}`);

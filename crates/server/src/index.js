@@ -660,6 +660,8 @@ function tableOf(caption, heads, rows) {
   const head = heads.map((text) =>
     el('th', { scope: 'col', ...(text.startsWith('#') ? { class: 'number' } : {}) }, text.replace('#', '')),
   );
+  // A narrow page has no heads.
+  for (const row of rows) for (const [at, cell] of [...row.children].entries()) cell.dataset.head = heads[at].replace('#', '');
   const above = caption === '' ? [] : [el('caption', {}, caption)];
   return el('table', {}, ...above, el('thead', {}, el('tr', {}, ...head)), el('tbody', {}, ...rows));
 }

@@ -21,7 +21,7 @@ const BODY: &str = include_str!("report.body.html");
 const SCRIPT: &str = concat!(include_str!("texts.js"), include_str!("report.js"));
 /// The SHA-256 of [`STYLE`] and [`SCRIPT`], in Base64. A test compares them.
 const STYLE_HASH: &str = "FqerwruuMyl2l3IupOfV3PwDu3NV4w5WZoyIA41ETZk=";
-const SCRIPT_HASH: &str = "QZbjhVyuOEzhO1d2wjKhZ75gwvAnCS7X5lIhQTxtVqE=";
+const SCRIPT_HASH: &str = "mKoKbtaV9GdBphERPE92joczBNL9IyG50+N20xJ+69E=";
 
 /// What a report shows besides the profile.
 #[derive(Clone, Debug, Default)]

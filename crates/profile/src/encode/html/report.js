@@ -1831,7 +1831,7 @@ function showAwaits() {
 const withoutClosure = (name) => name.replace(/(?:::\{\{?(?:closure|async)[^{}]*\}?\})+$/, '') || name;
 function showWall() {
   const [main] = profile.kept,
-    parts = main.split;
+    parts = main.split.filter(([, ns]) => ns >= main.wall / 10000);
   byId('wall-total').textContent = `${duration(main.wall)}${main.open ? ' so far' : ''}`;
   const bar = byId('wall-bar');
   bar.setAttribute(
