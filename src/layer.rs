@@ -149,12 +149,12 @@ pub(crate) fn note_response(span: &tracing::Span, failure: impl Fn() -> Option<S
     in_default(|dispatch, engine| {
         let (_uncounted, failure) = (SuspendCounting::begin(), failure());
         let innermost =
-            || crate::span::innermost_span().filter(|it| it.layer == engine.spans.layer());
+            || crate::span::innermost_span().filter(|it| it.layer == engine.spans.layer);
         let key = match span.id() {
             Some(id) => engine.spans.key_of(number(&id)),
             None => innermost().map(|span| span.key),
         };
-        let now = || engine.spans.clock().now();
+        let now = || engine.spans.clock.now();
         // A connection has several.
         let note = |known: Option<_>| known.is_none().then(now);
         _ = key.map(|key| engine.callsites.answered.change(key, note));

@@ -608,14 +608,14 @@ fn no_file_is_too_long_to_read() {
 }
 
 /// The lines of the product, without tests, at most. May only fall.
-const TOTAL: usize = 56_692;
+const TOTAL: usize = 56_689;
 /// The same by crate and room: the first directory below `src`, or `(top)`. A feature that needs more lines takes them
 /// from the entries of the rooms that pay for it.
 const ROOMS: &[(&str, &str, usize)] = &[
     (".", "(top)", 3158),
     (".", "allocations", 243),
     (".", "assemble", 1075),
-    (".", "awaits", 1643),
+    (".", "awaits", 1645),
     (".", "collect", 1024),
     (".", "config", 936),
     (".", "engine", 919),
@@ -628,7 +628,7 @@ const ROOMS: &[(&str, &str, usize)] = &[
     (".", "references", 718),
     (".", "report", 1240),
     (".", "sinks", 1717),
-    (".", "span", 4767),
+    (".", "span", 4762),
     (".", "symbols", 1936),
     (".", "threads", 2546),
     (".", "watch", 1189),

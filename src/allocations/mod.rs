@@ -127,7 +127,7 @@ impl LayerAllocations {
             settings,
             spans,
         });
-        LAYERS.add(new.spans.layer(), &new);
+        LAYERS.add(new.spans.layer, &new);
         choose_sample_bytes();
         new
     }
@@ -150,7 +150,7 @@ impl LayerAllocations {
     pub(crate) fn claim_heap(&self) {
         if self.can_claim_heap() && change_heap_layer(0, CHANGING) {
             sys::TrackedBlock::track(true);
-            HEAP_LAYER.store(self.spans.layer(), Ordering::SeqCst);
+            HEAP_LAYER.store(self.spans.layer, Ordering::SeqCst);
             // It may have ended in the meantime.
             if !self.is_active.load(Ordering::SeqCst) {
                 self.release_heap();
@@ -159,7 +159,7 @@ impl LayerAllocations {
     }
 
     fn release_heap(&self) {
-        if change_heap_layer(self.spans.layer(), CHANGING) {
+        if change_heap_layer(self.spans.layer, CHANGING) {
             sys::TrackedBlock::track(false);
             HEAP_LAYER.store(0, Ordering::SeqCst);
         }
@@ -177,7 +177,7 @@ impl LayerAllocations {
     }
 
     pub(crate) fn tracks_heap(&self) -> bool {
-        HEAP_LAYER.load(Ordering::SeqCst) == self.spans.layer()
+        HEAP_LAYER.load(Ordering::SeqCst) == self.spans.layer
     }
 
     fn is_of_use(&self, span: &InnermostSpan, samples_from: u64) -> bool {
@@ -218,7 +218,7 @@ impl LayerAllocations {
         }
         let live = allocation.stack(self.settings.stack_bytes);
         let last = self.inbox.copy(None, live.as_ref(), usize::MAX);
-        let at = self.spans.clock().now();
+        let at = self.spans.clock.now();
         let amounts = [
             KindWeight { kind: SampleKind::AllocatedBytes, at, weight: allocation.bytes },
             KindWeight { kind: SampleKind::Allocations, at, weight: allocation.count },

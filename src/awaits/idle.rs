@@ -8,7 +8,7 @@ use super::place::Carried;
 use super::record::{FutureRecord, Waking, await_sample};
 use super::shared::LayerAwaits;
 use crate::inbox::CopiedSample;
-use crate::span::{LongSegment, RegistryId, Spans, explain_idle, last_long_segment};
+use crate::span::{InnermostSpan, LongSegment, RegistryId, Spans, explain_idle, last_long_segment};
 use crate::stats::Counters;
 use crate::sys::{SuspendCounting, TaskWaker, mixed};
 
@@ -146,7 +146,7 @@ impl Idle {
         let [mut await_weight, mut delay_weight] = [(0, woken_at - since), (1, now - woken_at)]
             .map(|(kind, length)| self.weight(kind, length, awaits.sample));
         // Spans around the wrapper were entered before this poll.
-        explain_idle(awaits.spans.layer());
+        explain_idle(awaits.spans.layer);
         let mut place = record.place.lock();
         let Some(span) = place.leave_closed(&awaits.spans) else { return };
         record.span_id.store(span.id.get(), Ordering::Relaxed);
@@ -168,7 +168,7 @@ impl Idle {
                 [idle[0], idle[1], if idle == [0, 0] { 0 } else { number }]
             });
         }
-        let woken_in = place.leaves.woken_in(woke).filter(|it| spans.is_open_span(it));
+        let woken_in = place.leaves.woken_in(woke).filter(|it| spans.is_open(it.id, it.key));
         let span = woken_in.unwrap_or(span);
         let [busy, delayed_busy] = busy_in(span.id);
         let entered =
@@ -224,7 +224,7 @@ impl Idle {
             *await_ns = 1;
         }
         Counters::add(&awaits.inbox.all_counters.awaits.dropped_branches, leaves.left_out());
-        let span_of = |it| if spans.is_open_span(&it) { it } else { span };
+        let span_of = |it: InnermostSpan| if spans.is_open(it.id, it.key) { it } else { span };
         for mut leaves in leaves.into_samples(woke, span, span_of) {
             if spans.report_await(&leaves.span) {
                 let [after, behind] = [after, behind].map(|last| last.and_then(|last| last.span));

@@ -69,7 +69,7 @@ impl AwaitPlace {
     /// The span that the future is in: that in which the waker was cloned last, or the nearest around it that is open.
     pub(super) fn open_span(&self, spans: &Spans) -> Option<InnermostSpan> {
         let mut all = self.span.into_iter().chain(self.around.iter().copied());
-        all.find(|span| spans.is_open_span(span))
+        all.find(|span| spans.is_open(span.id, span.key))
     }
 
     /// Like [`open_span`](Self::open_span), but forgets the spans that have closed, and what was awaited in them.
@@ -154,7 +154,7 @@ impl AwaitPlace {
         let is_known = self.before_error.as_ref().is_some_and(|it| it.outermost == outermost);
         let mut awaited = self.leaves.awaited();
         if is_known
-            || !awaited.all(|leaf| spans.is_open_span(&leaf.span))
+            || !awaited.all(|leaf| spans.is_open(leaf.span.id, leaf.span.key))
             || outermost.key != failed
         {
             return;

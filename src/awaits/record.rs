@@ -77,7 +77,7 @@ fn with_carrier<R>(action: impl FnOnce(&FutureRecord) -> R) -> Option<R> {
 impl LayerAwaits {
     /// A span is kept that closes on this thread. Sends what it awaited while it was young. Returns the number of samples.
     pub(crate) fn send_carried(&self, kept: SpanKey) -> u64 {
-        let layer = self.spans.layer();
+        let layer = self.spans.layer;
         let is_in = |carried: &mut Carried| {
             let spans = [carried.span, carried.outermost];
             spans.iter().any(|span| span.layer == layer && span.key == kept)
@@ -111,9 +111,10 @@ impl LayerAwaits {
     pub(super) fn send(&self, carried: Carried) -> u64 {
         let Carried { span, outermost, leaves, woke, since, woken_at, weights, .. } = carried;
         let spans = &self.spans;
-        let open_of = |span, or| if spans.is_open_span(&span) { span } else { or };
+        let open_of =
+            |span: InnermostSpan, or| if spans.is_open(span.id, span.key) { span } else { or };
         let span = open_of(span, outermost);
-        let amounts = weights.map(|ticks| spans.clock().ns(ticks).max(ticks.min(1)));
+        let amounts = weights.map(|ticks| spans.clock.ns(ticks).max(ticks.min(1)));
         let [awaited, delayed] = [(since, amounts[0]), (woken_at, amounts[1])];
         let mut sent = 0;
         let leaves = leaves.unwrap_or_default();
@@ -201,7 +202,7 @@ impl FutureRecord {
                 let _uncounted = SuspendCounting::begin();
                 let stack = if awaits.room.is_tight() { None } else { stack() };
                 let stack = stack.and_then(|stack| awaits.copy(None, Some(&stack)));
-                let after = last_long_segment(awaits.spans.layer());
+                let after = last_long_segment(awaits.spans.layer);
                 *waking = Waking { span: awaits.spans.waking_span(), stack, after };
             }
             self.woken_by.store(tag, Ordering::Relaxed);
@@ -233,7 +234,7 @@ impl FutureRecord {
             }
         };
         let spans = &awaits.spans;
-        let span = span.filter(|span| span.layer == spans.layer());
+        let span = span.filter(|span| span.layer == spans.layer);
         // Only the polling thread writes it.
         let is_first = !self.has_cloned.load(Ordering::Relaxed);
         self.has_cloned.store(true, Ordering::Relaxed);
@@ -330,10 +331,11 @@ impl FutureRecord {
         if self.pending_since.load(Ordering::Relaxed) != since {
             return None;
         }
-        let (clock, now) = (awaits.spans.clock(), awaits.now().max(since));
+        let (clock, now) = (&awaits.spans.clock, awaits.now().max(since));
         let woken = if woken_at == 0 { now } else { woken_at.clamp(since, now) };
         let amounts = [(since, clock.ns(woken - since)), (woken, clock.ns(now - woken))];
-        let span_of = |it| if awaits.spans.is_open_span(&it) { it } else { span };
+        let span_of =
+            |it: InnermostSpan| if awaits.spans.is_open(it.id, it.key) { it } else { span };
         let samples = leaves.into_samples(woke, span, span_of).into_iter();
         let wanted = samples.filter(|leaves| is_wanted(&leaves.span));
         Some(wanted.map(|leaves| (leaves.span, await_sample(leaves, amounts))).collect())

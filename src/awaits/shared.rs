@@ -94,7 +94,7 @@ impl LayerAwaits {
         (spans, counters, waker): (Arc<Spans>, Arc<Counters>, Waker),
         most_bytes: usize,
     ) -> Arc<Striped<Self>> {
-        let clock = spans.clock();
+        let clock = &spans.clock;
         let awaits = Arc::new(Striped::new(Self {
             inbox: Inbox::new((counters, own_counters), (waker, Waker::wake_soon), most_bytes),
             room: StackRoom::default(),
@@ -104,7 +104,7 @@ impl LayerAwaits {
             portion: clock.ticks(PORTION),
             spans,
         }));
-        LAYERS.add(awaits.spans.layer(), &awaits);
+        LAYERS.add(awaits.spans.layer, &awaits);
         awaits
     }
 
@@ -153,12 +153,12 @@ impl LayerAwaits {
 
     /// The time that a sample of that weight in ticks represents: exactly [`SAMPLE`] if it represents short awaits.
     pub(super) fn weight_ns(&self, weight: u64) -> u64 {
-        if weight == self.sample { SAMPLE_NS } else { self.spans.clock().ns(weight) }
+        if weight == self.sample { SAMPLE_NS } else { self.spans.clock.ns(weight) }
     }
 
     #[inline]
     pub(super) fn now(&self) -> u64 {
-        self.spans.clock().now()
+        self.spans.clock.now()
     }
 
     pub(super) fn copy(
@@ -175,7 +175,7 @@ impl LayerAwaits {
 
     /// While most of the memory for stacks is in use, takes back those of futures that have been pending for long.
     pub(crate) fn make_room(&self) {
-        let clock = self.spans.clock();
+        let clock = &self.spans.clock;
         let now = clock.now();
         if !self.room.begin_pass(&self.inbox.pool, now, clock.ticks(PASS_INTERVAL)) {
             return;
@@ -192,7 +192,7 @@ impl LayerAwaits {
 
     /// How long until the next call of [`Self::make_room`] has something to do, if it is needed.
     pub(crate) fn until_room(&self) -> Option<Duration> {
-        let clock = self.spans.clock();
+        let clock = &self.spans.clock;
         let ticks = self.room.until_wanted(clock.now(), clock.ticks(PASS_INTERVAL))?;
         Some(Duration::from_nanos(clock.ns(ticks)))
     }

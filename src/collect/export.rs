@@ -169,7 +169,7 @@ impl Collector {
         most_bytes: usize,
     ) -> (BuiltProfile, bool) {
         let is_snapshot = group.kept.iter().any(|span| span.facts.is_open);
-        let clock = self.engine.spans.clock();
+        let clock = &self.engine.spans.clock;
         let opened_ns = group.kept.iter().map(|span| span.opened_ns).min().unwrap_or(0);
         // There are some only for snapshots.
         let present = self.intake.unwind_present(&self.watchdog.present);

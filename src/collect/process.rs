@@ -280,7 +280,7 @@ pub(super) fn inputs<'a>(
 ) -> ProfileInputs<'a> {
     let Intake { sinks, reader, .. } = intake;
     let inputs = ProfileInputs::new(&engine.callsites, &sinks.store, &reader.unwinder);
-    let unix_offset_ns = engine.spans.clock().unix_offset_ns();
+    let unix_offset_ns = engine.spans.clock.unix_offset_ns();
     ProfileInputs { unix_offset_ns, period_ns, ..inputs }
 }
 

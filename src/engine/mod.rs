@@ -390,7 +390,7 @@ impl Engine {
         reasons: Reasons,
         trace: Option<TraceIds>,
     ) -> KeptSpan {
-        let clock = self.spans.clock();
+        let clock = &self.spans.clock;
         let open_ns = clock.raw_ns(clock.now()).saturating_sub(closing.opened_ns);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (redaction, now_unix_ns) =

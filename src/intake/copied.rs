@@ -72,7 +72,7 @@ impl Intake {
         let Some(InnermostSpan { key: span, .. }) = sample.span else { return };
         for part in sample.parts() {
             stack.waited = self.idle_leaf(part, &sample, &stack);
-            let new = new_sample(part, &stack, self.spans.clock());
+            let new = new_sample(part, &stack, &self.spans.clock);
             let is_held = self.sinks.store.add(span, new, self.round) == Added::Kept;
             // An allocation has two parts.
             if part.kind != SampleKind::Allocations {

@@ -89,7 +89,7 @@ impl Intake {
     }
 
     pub(crate) fn clock(&self) -> &Clock {
-        self.spans.clock()
+        &self.spans.clock
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
@@ -138,7 +138,7 @@ impl Intake {
 
     /// Adds child spans that have closed to the spans that count them, if these have not closed before.
     fn add_children(&mut self) {
-        let clock = self.spans.clock();
+        let clock = &self.spans.clock;
         let (mut counted, mut dropped) = (0, 0);
         for ChildClose { owner, plan, opened, closed, from } in self.spans.take_child_closes() {
             let [opened_ns, closed_ns, from_ns] = [opened, closed, from].map(|at| clock.raw_ns(at));

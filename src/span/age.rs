@@ -92,19 +92,21 @@ impl Spans {
             // The setup of a thread takes time that is not the span's.
             now = now.max(state.synced);
         }
-        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.samples_from));
+        let (below, old_below, mut depth) =
+            state.top().map_or((0, NEVER, 0), |top| (top.id, top.samples_from, top.depth + 1));
         let mut flags = if reads_cpu == 0 { 0 } else { READS_CPU };
         let mut samples_from = slot.samples_from(now).min(old_below);
         let is_elsewhere = slot.raw_parent() != below;
         let around = slot.parent().map(|parent| state.depth_of(parent));
         let is_detached = is_elsewhere && around == Some(None);
-        let mut depth = is_elsewhere.then(|| around.flatten().map_or(0, |around| around + 1));
+        if is_elsewhere {
+            depth = around.flatten().map_or(0, |around| around + 1);
+        }
         if is_detached {
             flags |= DETACHED;
-            let (is_judged, ancestors);
-            (samples_from, is_judged, ancestors) =
+            let is_judged;
+            (samples_from, is_judged, depth) =
                 self.old_and_judged_at_detached(state, slot, now, samples_from);
-            depth = Some(ancestors);
             if is_judged {
                 flags |= JUDGED_ABOVE;
                 self.sync_accounts(state, now);
@@ -121,7 +123,7 @@ impl Spans {
             let could_be = |sampled: &Arc<ThreadShared>| !sampled.is_refused();
             is_unsampled = !state.is_attached && state.sampled.as_ref().is_some_and(could_be);
         }
-        state.push_slowly(id, slot, flags, now, samples_from, depth);
+        state.push_slowly(id, slot, flags, now, (samples_from, depth));
         let idle = slot.enter(now, state.thread);
         if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
             self.note_entered(state, id, slot, idle, now);
@@ -148,7 +150,7 @@ impl Spans {
             Some(idle) => self.note_idle(state, slot, idle, now),
             None => {
                 if state.note_nested(id) && self.switch_to(state, slot, now) {
-                    state.mark_top(SWITCHED);
+                    _ = state.top_mut().map(|top| top.set(SWITCHED));
                 }
                 // On two threads at once, a span can run for longer than its wall time.
                 slot.set_once(ALWAYS_JUDGED);

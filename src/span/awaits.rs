@@ -204,7 +204,7 @@ impl Spans {
         if !state.unexplained.is_some_and(is_inside) {
             self.report_idle(state);
         }
-        state.mark_top(IDLE_BEFORE);
+        _ = state.top_mut().map(|top| top.set(IDLE_BEFORE));
         state.unexplained = Some(Unexplained { span, idle, until, cause });
     }
 
@@ -254,10 +254,6 @@ impl Spans {
             let idle = SpanEvent::Idle { key: span.key, since_ns, idle_ns, cause };
             self.counted(self.span_events.push(idle).is_ok());
         }
-    }
-
-    pub(crate) fn layer(&self) -> u32 {
-        self.layer
     }
 
     pub(super) fn slot_of(&self, span: &InnermostSpan) -> Option<SlotRef<'_>> {
@@ -371,10 +367,6 @@ impl Spans {
         if let Some(slot) = self.slot_of(span) {
             slot.unset(OBSERVED);
         }
-    }
-
-    pub(crate) fn is_open_span(&self, span: &InnermostSpan) -> bool {
-        self.slot_of(span).is_some()
     }
 
     /// Whether what the span awaited from `since` to `now`, in ticks, is worth a sample before it is kept: if the span,

@@ -369,19 +369,17 @@ impl ThreadState {
 
     /// Enters the innermost span again, which changes nothing, unless the thread unwinds: then segments are noted.
     pub(super) fn enter_again(&mut self, id: RegistryId, key: u64) -> bool {
-        let is_again = self.top().is_some_and(|top| top.id == id.get() && top.key == key)
+        let is_it = |top: &Segment| top.id == id.get() && top.key == key;
+        self.top().is_some_and(is_it)
             && unmatched() == 0
-            && !std::thread::panicking();
-        if is_again && let Some(top) = self.top_mut() {
-            top.again += 1;
-        }
-        is_again
+            && !std::thread::panicking()
+            && self.top_mut().is_some_and(Segment::enter_again)
     }
 
     /// Leaves a span once that is entered, if it was entered again right above its latest segment.
     pub(super) fn leave_again(&mut self, id: RegistryId) -> bool {
         let latest = self.entered_mut().iter_mut().rev().find(|segment| segment.id == id.get());
-        latest.filter(|segment| segment.again > 0).map(|segment| segment.again -= 1).is_some()
+        latest.is_some_and(Segment::leave_again)
     }
 
     /// See [`ThreadShared::begin_hook`]. Returns whether there is a new session to take up.
@@ -395,9 +393,13 @@ impl ThreadState {
     /// Ends a hook, in the span that is now innermost.
     #[inline(always)]
     pub(super) fn end_hook(&self, now: u64) {
+        let (key, samples_from) = self.top().map_or((0, NEVER), |top| (top.key, top.samples_from));
+        self.end_hook_in(now, key, samples_from);
+    }
+
+    #[inline(always)]
+    pub(super) fn end_hook_in(&self, now: u64, key: u64, samples_from: u64) {
         if let Some(sampled) = &self.sampled {
-            let (key, samples_from) =
-                self.top().map_or((0, NEVER), |top| (top.key, top.samples_from));
             sampled.set_times(now, samples_from);
             sampled.set_span(key);
         }
@@ -411,8 +413,7 @@ impl ThreadState {
         self.segments.get_mut(..self.depth).unwrap_or_default()
     }
 
-    /// Enters a span at `now`; `flags` and `samples_from` are those of [`Segment`]. Returns false if that takes a
-    /// [`push_slowly`](Self::push_slowly).
+    /// Enters a span at `now`. Returns false if that takes a [`push_slowly`](Self::push_slowly).
     #[inline(always)]
     pub(super) fn push(
         &mut self,
@@ -420,9 +421,8 @@ impl ThreadState {
         slot: &Slot,
         flags: u32,
         now: u64,
-        samples_from: u64,
+        (samples_from, depth): (u64, u32),
     ) -> bool {
-        let depth = self.top().map_or(0, |below| below.depth + 1);
         let Some(segment) = self.segments.get_mut(self.depth) else { return false };
         segment.depth = depth;
         segment.id = id.get();
@@ -431,22 +431,22 @@ impl ThreadState {
         segment.entered = now;
         segment.samples_from = samples_from;
         segment.unmatched_below = unmatched();
-        segment.set_flags(flags);
+        segment.flags = flags;
         self.depth += 1;
-        set_unmatched(0);
+        if segment.unmatched_below != 0 {
+            set_unmatched(0);
+        }
         true
     }
 
-    /// Like [`push`](Self::push), on a thread that is deeper in spans than it ever was, or for a segment whose exit has
-    /// more to record. With the `depth` of the segment where that is not one more than that of the segment below.
+    /// Like [`push`](Self::push), at any depth, and for a segment whose exit has more to record.
     pub(super) fn push_slowly(
         &mut self,
         id: RegistryId,
         slot: &Slot,
         mut flags: u32,
         now: u64,
-        samples_from: u64,
-        depth: Option<u32>,
+        age_and_depth: (u64, u32),
     ) {
         if self.depth >= self.segments.len() {
             let _uncounted = SuspendCounting::begin();
@@ -458,10 +458,7 @@ impl ThreadState {
         if self.cpu_unknown {
             flags |= CPU_UNKNOWN;
         }
-        self.push(id, slot, flags, now, samples_from);
-        if let (Some(depth), Some(top)) = (depth, self.top_mut()) {
-            top.depth = depth;
-        }
+        self.push(id, slot, flags, now, age_and_depth);
     }
 
     /// Whether the panic that unwinds this thread began inside the latest segment of `id`.
@@ -477,14 +474,9 @@ impl ThreadState {
         let below = self.depth.saturating_sub(1);
         let is_nested = self.entered().iter().take(below).any(|segment| segment.id == id.get());
         if is_nested {
-            self.mark_top(NESTED);
+            _ = self.top_mut().map(|top| top.set(NESTED));
         }
         is_nested
-    }
-
-    /// The exit of the innermost segment has more to record than its length.
-    pub(super) fn mark_top(&mut self, flag: u32) {
-        _ = self.top_mut().map(|top| top.set(flag));
     }
 
     /// The [`Segment::depth`] of that span, if it is entered on this thread.
@@ -496,8 +488,10 @@ impl ThreadState {
     #[inline(always)]
     pub(super) fn pop(&mut self, unmatched_below: u32) {
         self.depth -= 1;
-        // There are unmatched spans above it only if it is left before them.
-        set_unmatched(unmatched().saturating_add(unmatched_below));
+        if unmatched_below != 0 {
+            // There are unmatched spans above it only if it is left before them.
+            set_unmatched(unmatched().saturating_add(unmatched_below));
+        }
     }
 
     /// Moves the latest segment of `id` to the top. Spans need not be left in the reverse order of their enters.

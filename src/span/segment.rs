@@ -19,9 +19,7 @@ pub(super) struct Segment {
     pub(super) samples_from: u64,
     /// The number of unmatched spans entered between the segment below and this one.
     pub(super) unmatched_below: u32,
-    flags: u32,
-    /// How many more times the span was entered while it was innermost already. That is no segment of its own.
-    pub(super) again: u32,
+    pub(super) flags: u32,
     /// How many ancestors its span has, or more.
     pub(super) depth: u32,
     gaps: Gaps,
@@ -64,6 +62,8 @@ const HAS_GAPS: u32 = 1 << 9;
 pub(super) const SWITCHED: u32 = 1 << 10;
 /// The segment's span is innermost or contains the one that is. Set only while segments are suspended and resumed.
 pub(super) const AROUND: u32 = 1 << 11;
+/// Above all flags is how many more times the span was entered while it was innermost already. That is no segment of its own.
+const AGAIN: u32 = 1 << 16;
 
 /// The number of ancestors from which on a span is one of the deepest.
 pub(super) const DEEPEST: u32 = 256;
@@ -151,12 +151,6 @@ impl PendingSegments {
 }
 
 impl Segment {
-    /// Sets all flags at an enter, and thereby discards those of an earlier segment.
-    #[inline(always)]
-    pub(super) fn set_flags(&mut self, flags: u32) {
-        (self.flags, self.again) = (flags, 0);
-    }
-
     pub(super) fn set(&mut self, flag: u32) {
         self.flags |= flag;
     }
@@ -231,7 +225,21 @@ impl Segment {
     /// Whether its exit has to record more than its length.
     #[inline(always)]
     pub(super) fn has_more(&self) -> bool {
-        self.flags & !UNWINDING != 0 || self.again != 0
+        self.flags & !UNWINDING != 0
+    }
+
+    /// The span is entered once more while it is innermost. False if that was too often.
+    pub(super) fn enter_again(&mut self) -> bool {
+        let more = self.flags.checked_add(AGAIN);
+        self.flags = more.unwrap_or(self.flags);
+        more.is_some()
+    }
+
+    /// It is left once. False if it was not entered again.
+    pub(super) fn leave_again(&mut self) -> bool {
+        let less = self.flags.checked_sub(AGAIN);
+        self.flags = less.unwrap_or(self.flags);
+        less.is_some()
     }
 
     /// The certain times of the segment.

@@ -28,7 +28,7 @@ use crate::sys::{Allocations, Clock, SuspendCounting};
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Spans {
-    pub(super) clock: Clock,
+    pub(crate) clock: Clock,
     pub(crate) layer: u32,
     pub(super) ticks: Ticks,
     pub(super) table: SlotTable,
@@ -156,10 +156,6 @@ impl Spans {
             },
             clock,
         }
-    }
-
-    pub(crate) fn clock(&self) -> &Clock {
-        &self.clock
     }
 
     /// The number of spans created that a rule matches.
@@ -361,8 +357,10 @@ impl Spans {
             return;
         };
         self.count_allocations(&mut state);
-        let must_sync = state.begin_hook() || state.samples.load() != state.from;
-        let (below, old_below) = state.top().map_or((0, NEVER), |top| (top.id, top.samples_from));
+        let must_sync =
+            state.begin_hook() || state.is_attached && state.samples.load() != state.from;
+        let (below, old_below, depth) =
+            state.top().map_or((0, NEVER, 0), |top| (top.id, top.samples_from, top.depth + 1));
         let is_usual = !must_sync
             && slot.flags() & (JUDGES_CPU | AGED) == 0
             && slot.raw_parent() == below
@@ -372,12 +370,12 @@ impl Spans {
         let samples_from = slot.samples_from(now).min(old_below);
         let is_usual =
             is_usual && now < state.deadline && (now < samples_from || state.is_attached);
-        if is_usual && state.push(id, slot, 0, now, samples_from) {
+        if is_usual && state.push(id, slot, 0, now, (samples_from, depth)) {
             let idle = slot.enter(now, state.thread);
             if idle.is_none_or(|idle| idle >= self.ticks.long_idle) {
                 self.note_entered(&mut state, id, slot, idle, now);
             }
-            state.end_hook(now);
+            state.end_hook_in(now, slot.raw_key(), samples_from);
         } else {
             self.enter_slowly(&mut state, id, slot, now, must_sync);
         }
@@ -432,7 +430,8 @@ impl Spans {
         let (entered, unmatched_below) = (top.entered, top.unmatched_below);
         let is_judged = slot.flags() & JUDGES_CPU != 0;
         let (key, has_more) = (top.key, top.id != id.get() || top.has_more() || is_judged);
-        let was_sampled = state.begin_hook() || state.samples.load() != state.from;
+        let was_sampled =
+            state.begin_hook() || state.is_attached && state.samples.load() != state.from;
         // The clock is read last, because a read delays the instructions after it.
         let now = self.clock.now();
         let ticks = now.saturating_sub(entered.max(state.synced));

@@ -1048,7 +1048,7 @@ fn an_unsampled_enter_of_an_old_span_wakes_an_idle_collector() {
     enter_for(&scene, 6 * MS);
     enter_for(&scene, 6 * MS);
     assert!(wakes.lock().is_empty(), "it was young at each enter");
-    let now = scene.spans.clock().now();
+    let now = scene.spans.clock.now();
     enter_for(&scene, MS);
     assert_eq!(wakes.lock().len(), 1);
     assert!(wakes.lock()[0] <= now, "the collector finds it old");
@@ -1271,7 +1271,7 @@ fn polls_below_a_long_lived_span_do_not_write_to_it() {
     let below = Below::new(&mut scene, 0, 1);
     let in_slot = || {
         let slot = below.scene.spans.table.get(below.root).unwrap();
-        Below::inside_ns(&slot.account(below.scene.spans.clock(), 250 * MS)).1
+        Below::inside_ns(&slot.account(&below.scene.spans.clock, 250 * MS)).1
     };
     let child = below.children[0];
     below.polls(child, 100, 1_000);
