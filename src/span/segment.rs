@@ -235,7 +235,7 @@ impl Segment {
         more.is_some()
     }
 
-    /// It is left once. False if it was not entered again.
+    /// The span is left once. False if it was not entered again.
     pub(super) fn leave_again(&mut self) -> bool {
         let less = self.flags.checked_sub(AGAIN);
         self.flags = less.unwrap_or(self.flags);
