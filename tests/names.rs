@@ -228,7 +228,7 @@ fn kept_of(app: impl FnOnce(Router) -> Router) -> Vec<NamedSpan> {
         (span.name().to_owned(), fields, span.reasons().contains(Reason::Error))
     });
     let mut kept: Vec<_> = kept.collect();
-    // No order is promised: one that has samples takes longer.
+    // Reports have no order.
     kept.sort();
     kept
 }

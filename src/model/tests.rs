@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::rc::Rc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
@@ -329,8 +330,9 @@ fn play(ops: &[Op], ways: Ways) -> Result<Reached, String> {
 /// How many threads play scripts.
 const PARTS: usize = 2;
 
-/// Plays the scripts whose numbers leave `part` when divided by [`PARTS`].
-fn play_part(cases: Option<u32>, part: usize) -> Reached {
+/// Plays the scripts whose numbers leave `part` when divided by [`PARTS`]. Once a script has failed, only its part goes on, with
+/// simpler forms of it.
+fn play_part(cases: Option<u32>, part: usize, failed: &OnceLock<usize>) -> Reached {
     let config = |cases| Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = match cases {
         Some(cases) => TestRunner::new(config(cases)),
@@ -339,16 +341,15 @@ fn play_part(cases: Option<u32>, part: usize) -> Reached {
             TestRunner::new_with_rng(config(CASES), rng)
         }
     };
-    let (number, has_failed) = (Cell::new(0), Cell::new(false));
+    let number = Cell::new(0);
     let reached = RefCell::new(Reached::default());
     let result = runner.run(&script(), |(ops, ways)| {
         let number = number.replace(number.get() + 1);
-        // Simpler forms of one that failed follow it.
-        if number % PARTS != part && !has_failed.get() {
+        if *failed.get().unwrap_or(&(number % PARTS)) != part {
             return Ok(());
         }
         let Reached(here) = play(&ops, ways).map_err(|what| {
-            has_failed.set(true);
+            _ = failed.set(part);
             TestCaseError::fail(what)
         })?;
         let Reached(all) = &mut *reached.borrow_mut();
@@ -368,10 +369,11 @@ fn layer_and_model_agree_on_all_scripts() {
         return;
     }
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-    let mut reached = Reached::default();
+    let (mut reached, failed) = (Reached::default(), &OnceLock::new());
     std::thread::scope(|scope| {
-        let parts =
-            std::array::from_fn::<_, PARTS, _>(|part| scope.spawn(move || play_part(cases, part)));
+        let parts = std::array::from_fn::<_, PARTS, _>(|part| {
+            scope.spawn(move || play_part(cases, part, failed))
+        });
         for Reached(part) in parts.map(|part| part.join().unwrap()) {
             part.into_iter().for_each(|(what, count)| *reached.0.entry(what).or_default() += count);
         }
